@@ -1,0 +1,1 @@
+"""What the four services share: message values, codecs, links, errors, configuration, logs, metrics."""

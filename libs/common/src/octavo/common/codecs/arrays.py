@@ -1,0 +1,50 @@
+"""Packed little-endian arrays in `bytes` fields."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from octavo.common.errors import ProtocolError
+
+
+def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, data: bytes) -> array[int] | array[float]:
+    values: array[int] | array[float] = array(typecode)
+    if len(data) % values.itemsize:
+        raise ProtocolError(f"array of {len(data)} bytes is not a whole number of {values.itemsize}-byte items")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def pack_int32(values: Iterable[int]) -> bytes:
+    return _pack("i", values)
+
+
+def unpack_int32(data: bytes) -> list[int]:
+    return _unpack("i", data).tolist()  # type: ignore[return-value]
+
+
+def pack_int64(values: Iterable[int]) -> bytes:
+    return _pack("q", values)
+
+
+def unpack_int64(data: bytes) -> list[int]:
+    return _unpack("q", data).tolist()  # type: ignore[return-value]
+
+
+def pack_float32(values: Iterable[float]) -> bytes:
+    return _pack("f", values)
+
+
+def unpack_float32(data: bytes) -> list[float]:
+    return _unpack("f", data).tolist()

@@ -1,0 +1,215 @@
+"""Codec of the gateway-scheduler stream."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+from octavo.common.codecs.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
+from octavo.common.errors import ProtocolError
+from octavo.common.links.link import StreamCodec
+from octavo.common.messages.generation import (
+    Abort,
+    ChoiceFinished,
+    FinishReason,
+    GatewayMessage,
+    ModelInfo,
+    RequestFailed,
+    RequestStarted,
+    SampledToken,
+    SamplingParams,
+    SchedulerMessage,
+    SchedulerStatus,
+    Submit,
+    TokenBatch,
+    TokenLogprobs,
+)
+from octavo.v1 import scheduler_service_pb2 as pb
+
+
+def _params_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        n=params.n,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=pack_int32(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        num_logprobs=params.num_logprobs,
+    )
+
+
+def _params_from_proto(params: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=params.max_tokens,
+        n=params.n,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=tuple(unpack_int32(params.stop_token_ids)),
+        ignore_eos=params.ignore_eos,
+        num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+    )
+
+
+def encode_gateway(message: GatewayMessage) -> bytes:
+    if isinstance(message, Submit):
+        submit = pb.Submit(
+            request_no=message.request_no,
+            request_id=message.request_id,
+            prompt_token_ids=pack_int32(message.prompt_token_ids),
+            params=_params_to_proto(message.params),
+            cache_salt=message.cache_salt,
+        )
+        return pb.GenerateRequest(submit=submit).SerializeToString()
+    abort = pb.Abort(request_no=message.request_no, choice_index=message.choice_index)
+    return pb.GenerateRequest(abort=abort).SerializeToString()
+
+
+def decode_gateway(body: bytes) -> GatewayMessage:
+    try:
+        request = pb.GenerateRequest.FromString(body)
+    except DecodeError as error:
+        raise ProtocolError(str(error)) from error
+    match request.WhichOneof("message"):
+        case "submit":
+            submit = request.submit
+            return Submit(
+                request_no=submit.request_no,
+                request_id=submit.request_id,
+                prompt_token_ids=tuple(unpack_int32(submit.prompt_token_ids)),
+                params=_params_from_proto(submit.params),
+                cache_salt=submit.cache_salt,
+            )
+        case "abort":
+            abort = request.abort
+            return Abort(abort.request_no, abort.choice_index if abort.HasField("choice_index") else None)
+    raise ProtocolError("GenerateRequest with no message set")
+
+
+def logprobs_to_proto(index: int, logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    """`index` is the place of the token in the list that the message carries."""
+    return pb.TokenLogprobs(
+        token_index=index,
+        sampled=logprobs.sampled,
+        top_token_ids=pack_int32(logprobs.top_token_ids),
+        top_logprobs=pack_float32(logprobs.top_logprobs),
+    )
+
+
+def logprobs_from_proto(logprobs: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        sampled=logprobs.sampled,
+        top_token_ids=tuple(unpack_int32(logprobs.top_token_ids)),
+        top_logprobs=tuple(unpack_float32(logprobs.top_logprobs)),
+    )
+
+
+def encode_scheduler(message: SchedulerMessage) -> bytes:
+    if isinstance(message, SchedulerStatus):
+        return pb.GenerateResponse(status=_status_to_proto(message)).SerializeToString()
+    return pb.GenerateResponse(tokens=_tokens_to_proto(message)).SerializeToString()
+
+
+def decode_scheduler(body: bytes) -> SchedulerMessage:
+    try:
+        response = pb.GenerateResponse.FromString(body)
+    except DecodeError as error:
+        raise ProtocolError(str(error)) from error
+    match response.WhichOneof("message"):
+        case "status":
+            return _status_from_proto(response.status)
+        case "tokens":
+            return _tokens_from_proto(response.tokens)
+    raise ProtocolError("GenerateResponse with no message set")
+
+
+def _status_to_proto(status: SchedulerStatus) -> pb.SchedulerStatus:
+    model = status.model
+    return pb.SchedulerStatus(
+        ready=status.ready,
+        reason=status.reason,
+        model=model
+        and pb.ModelInfo(
+            model_name=model.model_name,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=pack_int32(model.eos_token_ids),
+            max_num_seqs=model.max_num_seqs,
+            block_size=model.block_size,
+        ),
+    )
+
+
+def _status_from_proto(status: pb.SchedulerStatus) -> SchedulerStatus:
+    model = None
+    if status.HasField("model"):
+        model = ModelInfo(
+            model_name=status.model.model_name,
+            max_model_len=status.model.max_model_len,
+            vocab_size=status.model.vocab_size,
+            eos_token_ids=tuple(unpack_int32(status.model.eos_token_ids)),
+            max_num_seqs=status.model.max_num_seqs,
+            block_size=status.model.block_size,
+        )
+    return SchedulerStatus(ready=status.ready, reason=status.reason, model=model)
+
+
+def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
+    tokens = batch.tokens
+    return pb.TokenBatch(
+        started=[pb.RequestStarted(request_no=s.request_no, num_cached_tokens=s.num_cached_tokens) for s in batch.started],
+        token_request_nos=pack_int32([token.request_no for token in tokens]),
+        token_choice_indexes=pack_int32([token.choice_index for token in tokens]),
+        token_ids=pack_int32([token.token_id for token in tokens]),
+        logprobs=[
+            logprobs_to_proto(index, token.logprobs) for index, token in enumerate(tokens) if token.logprobs is not None
+        ],
+        finished=[
+            pb.ChoiceFinished(
+                request_no=end.request_no,
+                choice_index=end.choice_index,
+                reason=pb.FinishReason.Name(end.reason),
+                stop_token_id=end.stop_token_id,
+            )
+            for end in batch.finished
+        ],
+        failed=[pb.RequestFailed(request_no=f.request_no, reason=f.reason, message=f.message) for f in batch.failed],
+    )
+
+
+def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
+    logprobs = {entry.token_index: logprobs_from_proto(entry) for entry in batch.logprobs}
+    rows = zip(
+        unpack_int32(batch.token_request_nos),
+        unpack_int32(batch.token_choice_indexes),
+        unpack_int32(batch.token_ids),
+        strict=True,
+    )
+    return TokenBatch(
+        started=[RequestStarted(s.request_no, s.num_cached_tokens) for s in batch.started],
+        tokens=[
+            SampledToken(request_no, choice_index, token_id, logprobs.get(index))
+            for index, (request_no, choice_index, token_id) in enumerate(rows)
+        ],
+        finished=[
+            ChoiceFinished(
+                request_no=end.request_no,
+                choice_index=end.choice_index,
+                reason=FinishReason(end.reason),
+                stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
+            )
+            for end in batch.finished
+        ],
+        failed=[RequestFailed(f.request_no, f.reason, f.message) for f in batch.failed],
+    )
+
+
+GENERATE: StreamCodec[GatewayMessage, SchedulerMessage] = StreamCodec(
+    method="/octavo.v1.SchedulerService/Generate",
+    encode_client=encode_gateway,
+    decode_client=decode_gateway,
+    encode_server=encode_scheduler,
+    decode_server=decode_scheduler,
+)

@@ -1,0 +1,15 @@
+"""Links: ordered message streams between two services, over interchangeable carriers.
+
+    frames://PATH            length-prefixed protobuf over a Unix socket: the default on one host
+    grpc://HOST:PORT         a gRPC bidirectional stream: between hosts
+    grpc+unix://PATH         the same over a Unix socket
+
+`connect` and `listen` choose the carrier by address. `local_pair` joins two cores of one process.
+"""
+
+from octavo.common.links.address import Address
+from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.local import local_pair
+from octavo.common.links.open import Listener, connect, listen
+
+__all__ = ["Address", "Link", "Listener", "StreamCodec", "connect", "listen", "local_pair"]

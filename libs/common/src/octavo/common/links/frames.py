@@ -1,0 +1,97 @@
+"""The frames carrier: a 4-byte little-endian length, then one protobuf message, over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from octavo.common.errors import LinkClosedError, OctavoError, OverloadedLinkError, ProtocolError
+from octavo.common.links.link import Link, StreamCodec
+
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_BUFFERED_BYTES = 64 * 2**20
+_LENGTH = struct.Struct("<I")
+
+
+class FramesLink(asyncio.Protocol, Link[Any, Any]):
+    """One end of a Unix-socket stream."""
+
+    def __init__(
+        self,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        on_connected: Callable[[FramesLink], None] | None = None,
+    ) -> None:
+        Link.__init__(self)
+        self._encode, self._decode = encode, decode
+        self._on_connected = on_connected
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._on_connected is not None:
+            self._on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        start = 0
+        while len(received) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(received, start)
+            if length > MAX_FRAME_BYTES:
+                self._fail(ProtocolError(f"frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed"))
+                return
+            end = start + _LENGTH.size + length
+            if len(received) < end:
+                break
+            try:
+                message = self._decode(bytes(received[start + _LENGTH.size : end]))
+            except (ValueError, ProtocolError) as error:
+                self._fail(ProtocolError(f"message cannot be read: {error}"))
+                return
+            start = end
+            self._deliver(message)
+        del received[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended(LinkClosedError(f"connection lost: {exc}") if exc else None)
+
+    def send(self, message: Any) -> None:
+        if self._closed or self._transport is None:
+            return
+        body = self._encode(message)
+        self._transport.write(_LENGTH.pack(len(body)) + body)
+        if self._transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
+            self._fail(OverloadedLinkError(f"the peer left more than {MAX_BUFFERED_BYTES} bytes unread"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._ended(None)
+
+    def _fail(self, error: OctavoError) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._ended(error)
+
+
+async def connect_frames(path: str, codec: StreamCodec[Any, Any]) -> Link[Any, Any]:
+    """The client's end. Raises OSError if nobody listens."""
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_unix_connection(lambda: FramesLink(codec.encode_client, codec.decode_server), path)
+    return link
+
+
+async def listen_frames(
+    path: str, codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
+) -> asyncio.AbstractServer:
+    """Accept streams at `path`; a socket file that a dead process left there is replaced."""
+    if os.path.exists(path):
+        os.unlink(path)
+    loop = asyncio.get_running_loop()
+    return await loop.create_unix_server(lambda: FramesLink(codec.encode_server, codec.decode_client, accept), path)

@@ -1,0 +1,123 @@
+"""The gRPC carrier: one bidirectional streaming call per link, its messages already encoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError
+from octavo.common.links.link import Link, StreamCodec
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_BUFFERED_MESSAGES = 65_536
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # One definition for both ends: a client that pings more often than the server allows is cut off.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+_END = object()
+
+
+class GrpcLink(Link[Any, Any]):
+    """One end of a streaming call. `pump` is run by whoever owns the call."""
+
+    def __init__(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+        super().__init__()
+        self._encode, self._decode = encode, decode
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._owner: Any = None
+
+    def send(self, message: Any) -> None:
+        if self._closed:
+            return
+        self._outbox.put_nowait(self._encode(message))
+        if self._outbox.qsize() > MAX_BUFFERED_MESSAGES:
+            self._outbox.put_nowait(_END)
+            self._ended(OverloadedLinkError(f"the peer left more than {MAX_BUFFERED_MESSAGES} messages unread"))
+
+    def close(self) -> None:
+        self._outbox.put_nowait(_END)
+        self._ended(None)
+
+    async def outgoing(self) -> AsyncIterator[bytes]:
+        """Encoded messages until the link is closed."""
+        while (item := await self._outbox.get()) is not _END:
+            yield item
+
+    async def pump(self, incoming: AsyncIterator[bytes]) -> None:
+        """Deliver what comes in until the call ends."""
+        try:
+            async for body in incoming:
+                try:
+                    message = self._decode(body)
+                except ValueError as error:
+                    raise ProtocolError(f"message cannot be read: {error}") from error
+                self._deliver(message)
+        except ProtocolError as error:
+            self._ended(error)
+        except grpc.aio.AioRpcError as error:
+            self._ended(LinkClosedError(f"{error.code().name}: {error.details()}"))
+        except asyncio.CancelledError:
+            self._ended(LinkClosedError("the call was cancelled"))
+            raise
+        else:
+            self._ended(None)
+        finally:
+            self._outbox.put_nowait(_END)
+
+
+class _ClientLink(GrpcLink):
+    """Owns its channel; both end together."""
+
+    def __init__(self, channel: grpc.aio.Channel, codec: StreamCodec[Any, Any]) -> None:
+        super().__init__(codec.encode_client, codec.decode_server)
+        self._channel = channel
+        call = channel.stream_stream(codec.method)
+        self._task = asyncio.create_task(self._run(call(self.outgoing())))
+
+    async def _run(self, call: Any) -> None:
+        try:
+            await self.pump(call)
+        finally:
+            await self._channel.close()
+
+
+async def connect_grpc(target: str, codec: StreamCodec[Any, Any], timeout_s: float) -> Link[Any, Any]:
+    """The client's end. Raises OSError if nobody answers within `timeout_s`."""
+    channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    try:
+        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+    except TimeoutError:
+        await channel.close()
+        raise OSError(f"no answer from {target} within {timeout_s} s") from None
+    return _ClientLink(channel, codec)
+
+
+def stream_handler(
+    codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
+) -> grpc.GenericRpcHandler:
+    """A handler that turns each call of the codec's method into a link and gives it to `accept`."""
+
+    async def handle(incoming: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        link = GrpcLink(codec.encode_server, codec.decode_client)
+        accept(link)
+        reader = asyncio.create_task(link.pump(incoming))
+        try:
+            async for body in link.outgoing():
+                yield body
+        finally:
+            reader.cancel()
+
+    service, _, method = codec.method.lstrip("/").partition("/")
+    return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(handle)})

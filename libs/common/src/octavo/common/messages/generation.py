@@ -1,0 +1,150 @@
+"""The gateway-scheduler hop: requests in, tokens out. See proto/octavo/v1/scheduler_service.proto."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended."""
+
+    STOP = 1  # an end-of-sequence id, or one of `stop_token_ids`, was sampled
+    LENGTH = 2  # max_tokens, or the model's length, was reached
+    ABORT = 3  # the gateway asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, with every default already filled in."""
+
+    max_tokens: int
+    """Output tokens per choice, at least 1. Prompt and output together fit the model's length."""
+    n: int = 1
+    """Choices, all of one prompt."""
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_p: float = 1.0
+    """Keep the most likely tokens whose probabilities reach this sum. In (0, 1]; 1 keeps all."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+    seed: int = 0
+    """Fixed by the gateway, uint64. Draws depend on (seed, choice, position) only."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a choice, also with `ignore_eos`."""
+    ignore_eos: bool = False
+    """Do not end at the model's own end-of-sequence ids."""
+    num_logprobs: int | None = None
+    """Most likely tokens to report beside each sampled one; None reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request. `request_no` names it on this stream and is not used again."""
+
+    request_no: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    cache_salt: bytes = b""
+    """Prefix blocks are shared only between equal salts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request, or one choice of it. Unknown and finished requests are ignored."""
+
+    request_no: int
+    choice_index: int | None = None
+
+
+GatewayMessage = Submit | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a gateway must know of the model to check requests."""
+
+    model_name: str
+    max_model_len: int
+    """Prompt and output tokens that one sequence may hold, also limited by the block pool."""
+    vocab_size: int
+    """Rows of the embedding: token ids are 0 to vocab_size - 1."""
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the model's logits before temperature and filters."""
+
+    sampled: float
+    """Log-probability of the sampled token."""
+    top_token_ids: tuple[int, ...]
+    """Most likely first."""
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token of one choice. Tokens of a choice come in order."""
+
+    request_no: int
+    choice_index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The last word on a choice, after its last token."""
+
+    request_no: int
+    choice_index: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+    """The entry of `stop_token_ids` that ended it; None for end-of-sequence and the other reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """The prompt has its blocks for the first time."""
+
+    request_no: int
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request, with all its choices, ends in an error."""
+
+    request_no: int
+    reason: str
+    """Reason of an `OctavoError` class, see `octavo.common.errors`."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Everything that one step brought for one gateway."""
+
+    started: list[RequestStarted] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
+    finished: list[ChoiceFinished] = field(default_factory=list)
+    failed: list[RequestFailed] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatus:
+    """Sent when a stream opens and whenever it changes: can requests be served, and by which model."""
+
+    ready: bool
+    reason: str
+    """Why not ready, for people; empty when ready."""
+    model: ModelInfo | None
+    """None until a worker has told it."""
+
+
+SchedulerMessage = SchedulerStatus | TokenBatch

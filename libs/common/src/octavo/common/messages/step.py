@@ -1,0 +1,124 @@
+"""The scheduler-worker hop: one plan and one result a step. See proto/octavo/v1/worker_service.proto."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from octavo.common.messages.generation import TokenLogprobs
+from octavo.common.messages.kv import BlockCopy
+
+
+class RowFlag(enum.IntFlag):
+    """What a row of a step does beside writing K and V."""
+
+    NONE = 0
+    SAMPLE = 1  # samples one token from the row's last position
+    FAN_OUT = 2  # samples one token per seed of the slot, for the choices of one prompt
+    FED_BY_LAST_SAMPLE = 4  # the input is the token that this slot sampled last; none is sent
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """First message of a scheduler on a stream."""
+
+    epoch: int
+    """Fencing number of the scheduler. A lower one than the worker has seen is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """The answer to a hello: the model is loaded, a warm-up step ran, all slots are closed.
+
+    The worker takes steps from `step_id` 1.
+    """
+
+    incarnation: int
+    """One life of this worker's KV pool on this stream; the pool's contents of earlier ones count as lost."""
+    model_name: str
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSlot:
+    """A sequence takes a slot. Its table is empty until a delta fills it."""
+
+    slot: int
+    sequence_id: int
+    seeds: tuple[int, ...]
+    """uint64. The first is the sequence's own; the others are those of the choices that a FAN_OUT row draws for."""
+    temperature: float
+    top_p: float
+    top_k: int
+    num_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableDelta:
+    """Block ids appended to a slot's block table."""
+
+    slot: int
+    start_index: int
+    """Entries the table already has; anything else is a lost delta, and the plan is refused."""
+    block_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass over one batch.
+
+    Order of effects: closes, opens, table deltas, block copies, then the rows, all on the compute stream.
+    Row i computes positions `starts[i]` to `starts[i] + lengths[i] - 1` of the sequence in `slots[i]`.
+    """
+
+    step_id: int
+    """Contiguous from 1 on each stream."""
+    closed_slots: list[int] = field(default_factory=list)
+    opened_slots: list[OpenSlot] = field(default_factory=list)
+    table_deltas: list[TableDelta] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    """`RowFlag` bits of each row."""
+    token_ids: list[int] = field(default_factory=list)
+    """Input tokens of all rows that are not FED_BY_LAST_SAMPLE, joined in row order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled."""
+
+    step_id: int
+    token_ids: list[int]
+    """In row order: one for each SAMPLE row, one per seed for each FAN_OUT row. -1 where the logits were not finite."""
+    logprobs: list[TokenLogprobs | None]
+    """One for each token id, or empty if no row asked for any."""
+    compute_us: int
+    """Time from the start of the step to its last token."""
+    idle_us: int
+    """Time before it in which the worker had no plan to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """The plan broke the protocol (a gap, a stale generation, a lost delta). Nothing of it ran.
+
+    Later plans on this stream are refused as well; the scheduler starts over with a hello.
+    """
+
+    step_id: int
+    reason: str
+    message: str
+
+
+WorkerRequest = WorkerHello | StepPlan
+WorkerReply = WorkerReady | StepResult | StepRefused

@@ -1,0 +1,62 @@
+"""Runs a service: event loop, signals, exit status. The same for all four."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import prometheus_client
+import structlog
+import uvloop
+
+from octavo.common import logs
+from octavo.common.service_config import ServiceConfig
+
+log = structlog.get_logger()
+
+
+class Stop:
+    """Set by SIGTERM or SIGINT; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def request(self) -> None:
+        if self._event.is_set():
+            os._exit(130)
+        self._event.set()
+
+    @property
+    def is_requested(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[None]]) -> None:
+    """Run `serve` until it returns; it should do so soon after the stop it is given is set.
+
+    An OSError that `serve` raises (an address taken, say) is printed and exits with status 1.
+    """
+    logs.configure(service, config.log_level, config.log_format)
+
+    async def main() -> None:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, stop.request)
+        if config.metrics_listen:
+            host, _, port = config.metrics_listen.rpartition(":")
+            prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
+        await serve(stop)
+
+    try:
+        uvloop.run(main())
+    except OSError as error:
+        log.error("service stopped", error=str(error))
+        sys.exit(1)
+    log.info("service stopped")

@@ -1,0 +1,92 @@
+"""Base of the four services' settings: flags, environment, one YAML file, in this order of strength."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from octavo.common.links import Address
+from octavo.common.logs import LogFormat, LogLevel
+
+
+def _parse_address(value: Any) -> Any:
+    return Address.parse(value) if isinstance(value, str) else value
+
+
+AddressSetting = Annotated[Address, BeforeValidator(_parse_address), PlainSerializer(str)]
+"""An address written `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
+
+
+class ServiceConfig(BaseSettings):
+    """Settings that every service has. A subclass adds its own, and its `env_prefix`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        use_attribute_docstrings=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        arbitrary_types_allowed=True,
+    )
+
+    config: Path | None = None
+    """YAML file with settings of this service, by the names shown here."""
+
+    log_level: LogLevel = "info"
+    """Least severe log line that is written."""
+
+    log_format: LogFormat = "console"
+    """`console` for people, `json` for collectors."""
+
+    metrics_listen: str | None = None
+    """HOST:PORT where /metrics is served over HTTP; unset serves none."""
+
+    drain_grace_s: float = Field(default=5.0, ge=0)
+    """Seconds that running work is given after SIGTERM or SIGINT."""
+
+    @classmethod
+    def from_command_line(cls, arguments: list[str] | None = None) -> Self:
+        """Read flags, environment and file. Prints what is wrong and exits with status 2 if they do not fit."""
+        try:
+            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)  # type: ignore[call-arg]
+        except ValidationError as error:
+            for problem in error.errors():
+                name = ".".join(str(part) for part in problem["loc"])
+                print(f"{cls.__name__}: {name}: {problem['msg']}", file=sys.stderr)
+            raise SystemExit(2) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Strongest first. The command line source is put in front of these by pydantic-settings itself."""
+        return init_settings, env_settings, _YamlFile(settings_cls)
+
+
+class _YamlFile(YamlConfigSettingsSource):
+    """The file that `config` names on the command line or in the environment."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls, yaml_file=None)
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        return self._read_files(Path(path)) if path else {}
+
+
+__all__ = ["AddressSetting", "ServiceConfig"]
