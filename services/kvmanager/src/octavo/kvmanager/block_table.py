@@ -1,0 +1,125 @@
+"""Owns the block tables: which blocks hold each sequence, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from octavo.common.errors import ProtocolError
+from octavo.common.messages.kv import BlockCopy, Fork, Forked, Publication, Verdict
+from octavo.kvmanager.block_hash import TokenChain
+from octavo.kvmanager.block_pool import BlockPool
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence."""
+
+    block_ids: list[int]
+    """Entry i holds positions i * block_size to (i + 1) * block_size - 1."""
+    chain: TokenChain
+    """The tokens told so far. Output tokens are told when their block is published, so the blocks may be ahead."""
+    num_published_blocks: int
+    """Leading blocks that were found by hash or offered for publication."""
+
+
+class BlockTables:
+    """Every table holds one reference on each of its blocks. A part-filled block is in one table only."""
+
+    def __init__(self, blocks: BlockPool, block_size: int) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._tables: dict[int, BlockTable] = {}
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._tables
+
+    def __iter__(self) -> Iterator[tuple[int, BlockTable]]:
+        return iter(self._tables.items())
+
+    def table(self, sequence_id: int) -> BlockTable:
+        """Raises ProtocolError if the sequence holds no table."""
+        table = self._tables.get(sequence_id)
+        if table is None:
+            raise ProtocolError(f"sequence {sequence_id} holds no table")
+        return table
+
+    def create(self, sequence_id: int, chain: TokenChain, hits: Sequence[int], num_new_blocks: int) -> BlockTable:
+        """A table of the blocks found, pinned first, then new ones, of which the pool must have enough."""
+        for block_id in hits:
+            self._blocks.pin(block_id)
+        new = self._blocks.allocate(num_new_blocks)
+        assert new is not None
+        table = BlockTable([*hits, *new], chain, len(hits))
+        self._tables[sequence_id] = table
+        return table
+
+    def fork(self, fork: Fork) -> Forked:
+        """Share the parent's full blocks; a block that `num_tokens` fills in part is copied into a new one.
+
+        The child knows the tokens that the manager knows of the parent, up to `num_tokens`. LATER if the copy finds no
+        available block. Raises ProtocolError if the parent holds no table or a shorter one, or if the child has one.
+        """
+        parent = self.table(fork.parent_id)
+        if fork.child_id in self._tables:
+            raise ProtocolError(f"sequence {fork.child_id} holds a table already")
+        num_full_blocks, num_tail_tokens = divmod(fork.num_tokens, self._block_size)
+        if not 0 < fork.num_tokens <= len(parent.block_ids) * self._block_size:
+            raise ProtocolError(
+                f"fork of sequence {fork.parent_id} at {fork.num_tokens} tokens; its table has {len(parent.block_ids)}"
+                f" blocks of {self._block_size}"
+            )
+        tail = self._blocks.allocate(1 if num_tail_tokens else 0)
+        if tail is None:
+            return Forked(fork.child_id, Verdict.LATER)
+        shared = parent.block_ids[:num_full_blocks]
+        for block_id in shared:
+            self._blocks.pin(block_id)
+        child = BlockTable(
+            block_ids=[*shared, *tail],
+            chain=parent.chain.fork(fork.num_tokens),
+            num_published_blocks=min(parent.num_published_blocks, num_full_blocks),
+        )
+        self._tables[fork.child_id] = child
+        copy = BlockCopy(parent.block_ids[num_full_blocks], tail[0]) if tail else None
+        return Forked(fork.child_id, Verdict.OK, tuple(child.block_ids), self.generations(child), copy)
+
+    def append_credit(self, sequence_id: int, block_id: int) -> None:
+        """A spent credit stands at the end of the table. Raises ProtocolError for no such table or credit."""
+        table = self.table(sequence_id)
+        self._blocks.spend(block_id)
+        table.block_ids.append(block_id)
+
+    def publish(self, publication: Publication) -> None:
+        """Make the blocks findable whose positions are all computed.
+
+        Raises ProtocolError if there is no such table, if it is shorter than the tokens, or if a token is missing.
+        """
+        table = self.table(publication.sequence_id)
+        num_full_blocks = publication.num_computed_tokens // self._block_size
+        num_tokens = table.chain.num_tokens + len(publication.new_token_ids)
+        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self._block_size:
+            raise ProtocolError(f"sequence {publication.sequence_id} is longer than its table")
+        if num_full_blocks * self._block_size > num_tokens:
+            raise ProtocolError(
+                f"sequence {publication.sequence_id} has {publication.num_computed_tokens} tokens computed,"
+                f" {num_tokens} told"
+            )
+        if publication.new_token_ids:
+            table.chain.append(publication.new_token_ids)
+        for index in range(table.num_published_blocks, num_full_blocks):
+            self._blocks.publish(table.block_ids[index], table.chain.key(index))
+        table.num_published_blocks = max(table.num_published_blocks, num_full_blocks)
+
+    def release(self, sequence_id: int, last_step: int) -> None:
+        """Give up the table. Its end becomes the least recently used: without its beginning it cannot be hit."""
+        table = self.table(sequence_id)
+        del self._tables[sequence_id]
+        self._blocks.release(table.block_ids[::-1], last_step)
+
+    def generations(self, table: BlockTable) -> tuple[int, ...]:
+        generations = self._blocks.generations
+        return tuple([generations[block_id] for block_id in table.block_ids])

@@ -1,0 +1,80 @@
+"""The ledger: whether the books of a pool agree with one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from octavo.kvmanager.block_pool import BlockPool, BlockState
+from octavo.kvmanager.pool import Pool
+
+
+def violations(pool: Pool) -> list[str]:
+    """Everything that does not add up, for people; empty if the pool is sound. Reads every block and table."""
+    blocks = pool.blocks
+    return [*_state_violations(blocks), *_reference_violations(pool), *_index_violations(blocks)]
+
+
+def _state_violations(blocks: BlockPool) -> list[str]:
+    """Each block is where its state says, once, and the counts are those of the states."""
+    found = []
+    if len(blocks.free) != len(set(blocks.free)):
+        twice = sorted(block_id for block_id, times in Counter(blocks.free).items() if times > 1)
+        found.append(f"blocks {twice} are in the free list more than once")
+    members = {
+        BlockState.FREE: set(blocks.free),
+        BlockState.GRANTED: blocks.granted,
+        BlockState.CACHED: set(blocks.cached),
+    }
+    for state, listed in members.items():
+        marked = {block_id for block_id, marked_state in enumerate(blocks.states) if marked_state is state}
+        if marked != listed:
+            found.append(f"blocks {sorted(marked ^ listed)} are either marked or listed as {state.name}, not both")
+    by_state, counts = Counter(blocks.states), blocks.counts()
+    for state in BlockState:
+        told = getattr(counts, state.name.lower())
+        if by_state[state] != told:
+            found.append(f"{by_state[state]} blocks are {state.name}, {told} are counted")
+    for block_id, state in enumerate(blocks.states):
+        if state is BlockState.QUARANTINED and blocks.fences[block_id] <= blocks.acknowledged_step:
+            found.append(f"block {block_id} is QUARANTINED, its fence {blocks.fences[block_id]} is acknowledged")
+        if state in (BlockState.FREE, BlockState.CACHED) and blocks.fences[block_id] > blocks.acknowledged_step:
+            found.append(f"block {block_id} is {state.name}, its fence {blocks.fences[block_id]} is not acknowledged")
+    return found
+
+
+def _reference_violations(pool: Pool) -> list[str]:
+    """Reference counts equal the tables that list a block; only active blocks have any; only full ones are shared."""
+    blocks = pool.blocks
+    holders: Counter[int] = Counter()
+    found = []
+    for sequence_id, table in pool.tables:
+        if len(set(table.block_ids)) != len(table.block_ids):
+            found.append(f"sequence {sequence_id} lists a block twice")
+        holders.update(table.block_ids)
+    for block_id, state in enumerate(blocks.states):
+        if blocks.ref_counts[block_id] != holders[block_id]:
+            found.append(
+                f"block {block_id} counts {blocks.ref_counts[block_id]} references, {holders[block_id]} tables"
+            )
+        if (state is BlockState.ACTIVE) != (holders[block_id] > 0):
+            found.append(f"block {block_id} is {state.name} and in {holders[block_id]} tables")
+    return found
+
+
+def _index_violations(blocks: BlockPool) -> list[str]:
+    """Each entry points to a block that carries the key, each key has its entry, and only filled blocks have keys."""
+    found = []
+    for digest, block_id in blocks.digest_to_block.items():
+        key = blocks.keys[block_id]
+        if key is None or key.digest != digest:
+            found.append(f"the entry {digest.hex()} points to block {block_id}, which does not carry it")
+    for block_id, key in enumerate(blocks.keys):
+        if key is None:
+            if blocks.states[block_id] is BlockState.CACHED:
+                found.append(f"block {block_id} is CACHED without a key")
+            continue
+        if blocks.digest_to_block.get(key.digest) != block_id:
+            found.append(f"block {block_id} carries a key that is not its entry")
+        if blocks.states[block_id] in (BlockState.FREE, BlockState.GRANTED):
+            found.append(f"block {block_id} is {blocks.states[block_id].name} and carries a key")
+    return found

@@ -1,0 +1,40 @@
+"""The KV manager's metrics, read from its pools when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from octavo.kvmanager.server import KvManagerServer
+
+_STATES = ("free", "granted", "active", "cached", "quarantined")
+
+
+class KvMetrics(Collector):
+    """A collector for a Prometheus registry. Costs nothing on the step path."""
+
+    def __init__(self, server: KvManagerServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily("octavo_kv_blocks", "Blocks by state.", labels=["pool", "state"])
+        for pool in self._server.pools:
+            counts = pool.blocks.counts()
+            for state in _STATES:
+                blocks.add_metric([pool.pool_id, state], getattr(counts, state))
+        yield blocks
+        stats = self._server.stats
+        yield CounterMetricFamily(
+            "octavo_prefix_lookup_tokens", "Tokens of admitted sequences.", stats.num_prefix_lookup_tokens
+        )
+        yield CounterMetricFamily(
+            "octavo_prefix_hit_tokens", "Those of them found in the prefix cache.", stats.num_prefix_hit_tokens
+        )
+        yield CounterMetricFamily("octavo_evictions", "Cached blocks taken for new content.", stats.num_evictions)
+        admissions = CounterMetricFamily("octavo_admissions", "Answers to admissions.", labels=["verdict"])
+        for verdict, count in stats.num_admissions.items():
+            admissions.add_metric([verdict.name.lower()], count)
+        yield admissions

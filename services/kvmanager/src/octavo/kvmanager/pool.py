@@ -1,0 +1,105 @@
+"""One pool as its scheduler sees it: a message in, the answer out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.common.errors import MessageGapError, ProtocolError
+from octavo.common.messages.kv import Forked, KvReply, KvRequest, OpenPool, Verdict
+from octavo.kvmanager.admission import AdmissionControl
+from octavo.kvmanager.block_hash import BlockHasher
+from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.block_table import BlockTables
+from octavo.kvmanager.stats import KvStats
+
+HOT_SHARE = 0.1
+"""Share of the pool's blocks: that many most recently used cached blocks are hot."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What an operator decides for every pool."""
+
+    watermark: float = 0.01
+    """Share of blocks, 0 to 1, that an admission leaves available; at least one block."""
+    hash_secret: bytes = b""
+    """Enters every block hash. Empty: none."""
+
+
+class Pool:
+    """Blocks, tables and credits of one worker group.
+
+    Credits are blocks handed to the scheduler ahead. `apply` grants up to the target it is told, from free blocks, then
+    from cached ones, least recently used first. Hot ones are evicted only for the first credit of each sequence, so that
+    a sequence can always grow, to the whole pool if it is alone. While an admission or a fork waits for credits to come
+    back, none are granted.
+    """
+
+    def __init__(self, opening: OpenPool, settings: PoolSettings, stats: KvStats | None = None) -> None:
+        if opening.num_blocks < 1 or opening.block_size < 1:
+            raise ProtocolError(f"a pool of {opening.num_blocks} blocks of {opening.block_size} tokens")
+        stats = stats or KvStats()
+        self.pool_id = opening.pool_id
+        self.block_size = opening.block_size
+        self.blocks = BlockPool(opening.num_blocks, stats)
+        self.tables = BlockTables(self.blocks, opening.block_size)
+        self._admissions = AdmissionControl(
+            self.blocks,
+            self.tables,
+            BlockHasher(opening.block_size, settings.hash_secret),
+            max(1, int(settings.watermark * opening.num_blocks)),
+            stats,
+        )
+        self._num_hot_blocks = int(HOT_SHARE * opening.num_blocks)
+        self._last_message_no = 0
+        self._last_reply: KvReply | None = None
+
+    def apply(self, request: KvRequest) -> KvReply:
+        """Apply one message, item by item in the order of its fields, each whole or not at all.
+
+        The last message again gets the last answer again. Raises MessageGapError for any other number than the next, and
+        ProtocolError for an item that names an unknown sequence or block; the items before it stay applied.
+        """
+        if self._last_reply is not None and request.message_no == self._last_message_no:
+            return self._last_reply
+        if request.message_no != self._last_message_no + 1:
+            raise MessageGapError(f"message {request.message_no} after message {self._last_message_no}")
+        self._last_message_no = request.message_no
+        self._last_reply = self._apply_next(request)
+        return self._last_reply
+
+    def _apply_next(self, request: KvRequest) -> KvReply:
+        self.blocks.acknowledge(request.acknowledged_step)
+        for sequence_id, block_id in request.spent:
+            self.tables.append_credit(sequence_id, block_id)
+        for publication in request.publications:
+            self.tables.publish(publication)
+        forked = [self.tables.fork(fork) for fork in request.forks]
+        for release in request.releases:
+            self.tables.release(release.sequence_id, release.last_step)
+        for block_id in request.returned_credits:
+            self.blocks.return_credit(block_id)
+        admissions = self._admissions.admit(request.admissions)
+        num_missing = admissions.num_missing_blocks + _num_refused(forked)
+        credit_ids = [] if num_missing else self.blocks.grant(self._num_grantable(request.credit_target))
+        num_granted = len(self.blocks.granted)
+        return KvReply(
+            message_no=request.message_no,
+            forked=forked,
+            admitted=admissions.admitted,
+            credits=[(block_id, self.blocks.generations[block_id]) for block_id in credit_ids],
+            num_recalled_credits=min(num_granted, max(num_missing, num_granted - request.credit_target)),
+            counts=self.blocks.counts(),
+        )
+
+    def _num_grantable(self, credit_target: int) -> int:
+        num_granted, num_cached = len(self.blocks.granted), len(self.blocks.cached)
+        num_wanted = max(0, credit_target - num_granted)
+        num_from_free = min(num_wanted, len(self.blocks.free))
+        num_first_credits = len(self.tables) - num_granted - num_from_free
+        num_evictable = min(num_cached, max(0, num_cached - self._num_hot_blocks, num_first_credits))
+        return num_from_free + min(num_wanted - num_from_free, num_evictable)
+
+
+def _num_refused(forked: list[Forked]) -> int:
+    return sum(fork.verdict is Verdict.LATER for fork in forked)
