@@ -34,8 +34,8 @@ class AdmissionControl:
     LATER  it does not fit, or one before it in the same message did not.
     OK     otherwise.
 
-    It fits if `num_watermark_blocks` are left over of the free, cached and granted blocks; if no sequence holds a table,
-    none need be. Where it takes granted ones to fit, it is LATER until they have been returned.
+    It fits if `num_watermark_blocks` are left over of the free, cached and granted blocks; none need be if no
+    sequence holds a table. Where it takes granted ones to fit, it is LATER until they have been returned.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def _state_violations(blocks: BlockPool) -> list[str]:
 
 
 def _reference_violations(pool: Pool) -> list[str]:
-    """Reference counts equal the tables that list a block; only active blocks have any; only full ones are shared."""
+    """Reference counts equal the tables that list a block; only active blocks are in any, and once in each."""
     blocks = pool.blocks
     holders: Counter[int] = Counter()
     found = []
@@ -52,10 +52,9 @@ def _reference_violations(pool: Pool) -> list[str]:
             found.append(f"sequence {sequence_id} lists a block twice")
         holders.update(table.block_ids)
     for block_id, state in enumerate(blocks.states):
-        if blocks.ref_counts[block_id] != holders[block_id]:
-            found.append(
-                f"block {block_id} counts {blocks.ref_counts[block_id]} references, {holders[block_id]} tables"
-            )
+        ref_count = blocks.ref_counts[block_id]
+        if ref_count != holders[block_id]:
+            found.append(f"block {block_id} counts {ref_count} references and is in {holders[block_id]} tables")
         if (state is BlockState.ACTIVE) != (holders[block_id] > 0):
             found.append(f"block {block_id} is {state.name} and in {holders[block_id]} tables")
     return found

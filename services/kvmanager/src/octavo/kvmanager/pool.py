@@ -30,9 +30,9 @@ class Pool:
     """Blocks, tables and credits of one worker group.
 
     Credits are blocks handed to the scheduler ahead. `apply` grants up to the target it is told, from free blocks, then
-    from cached ones, least recently used first. Hot ones are evicted only for the first credit of each sequence, so that
-    a sequence can always grow, to the whole pool if it is alone. While an admission or a fork waits for credits to come
-    back, none are granted.
+    from cached ones, least recently used first. Hot ones are evicted only for the first credit of each sequence, so
+    that a sequence can always grow, to the whole pool if it is alone. While an admission or a fork waits for credits to
+    come back, none are granted.
     """
 
     def __init__(self, opening: OpenPool, settings: PoolSettings, stats: KvStats | None = None) -> None:
@@ -57,8 +57,8 @@ class Pool:
     def apply(self, request: KvRequest) -> KvReply:
         """Apply one message, item by item in the order of its fields, each whole or not at all.
 
-        The last message again gets the last answer again. Raises MessageGapError for any other number than the next, and
-        ProtocolError for an item that names an unknown sequence or block; the items before it stay applied.
+        The last message again gets the last answer again. Raises MessageGapError for any other number than the next,
+        and ProtocolError for an item that names an unknown sequence or block; the items before it stay applied.
         """
         if self._last_reply is not None and request.message_no == self._last_message_no:
             return self._last_reply

@@ -115,7 +115,7 @@ class _Stream:
 
     @property
     def _pool_id(self) -> str | None:
-        return self._pool and self._pool.pool_id
+        return self._pool.pool_id if self._pool is not None else None
 
     def _answer(self, message: KvManagerRequest) -> KvManagerReply:
         if isinstance(message, OpenPool):

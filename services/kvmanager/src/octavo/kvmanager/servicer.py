@@ -10,10 +10,9 @@ from octavo.common.codecs.kv import counts_to_proto
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.server import KvManagerServer
 from octavo.v1 import kvmanager_service_pb2 as pb
-from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 
 
-class KvManagerServicer(pb_grpc.KvManagerServiceServicer):
+class KvManagerServicer:
     """Answers for the pools of one server."""
 
     def __init__(self, server: KvManagerServer) -> None:
@@ -33,5 +32,11 @@ class KvManagerServicer(pb_grpc.KvManagerServiceServicer):
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the unary calls; the stream is served by the link layer, whose handler comes first."""
-        pb_grpc.add_KvManagerServiceServicer_to_server(self, server)
+        """Add the unary calls alone: the link layer serves the stream of the same service."""
+        inspect_pool = grpc.unary_unary_rpc_method_handler(
+            self.InspectPool,
+            request_deserializer=pb.InspectPoolRequest.FromString,
+            response_serializer=pb.InspectPoolResponse.SerializeToString,
+        )
+        service = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"InspectPool": inspect_pool}),))
