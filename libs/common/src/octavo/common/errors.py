@@ -1,20 +1,20 @@
 """Every error that one service may tell another.
 
-    OctavoError
-    ├── InvalidRequestError        the request can never be served as it is
-    │   ├── PromptTooLongError     prompt and max_tokens exceed the model's length
-    │   └── TokenOutOfRangeError   a token id that the embedding does not have
-    ├── UnknownModelError          no such model here
-    ├── QueueFullError             too many requests wait
-    ├── NotReadyError              no model is loaded, or a service it needs is away
-    ├── OverloadedLinkError        the other end reads too slowly, its buffer is full
-    ├── LinkClosedError            the other end is gone
-    ├── ProtocolError              a message that breaks the contract: a bug, or two versions
-    │   ├── StaleEpochError        the sender has been replaced
-    │   ├── MessageGapError        a message or step number that is not the last plus one
-    │   └── StaleBlockError        a block id of an earlier generation
-    ├── NumericError               the model gave logits that are not finite
-    └── InternalError              anything else, its text withheld
+OctavoError
+├── InvalidRequestError        the request can never be served as it is
+│   ├── PromptTooLongError     prompt and max_tokens exceed the model's length
+│   └── TokenOutOfRangeError   a token id that the embedding does not have
+├── UnknownModelError          no such model here
+├── QueueFullError             too many requests wait
+├── NotReadyError              no model is loaded, or a service it needs is away
+├── OverloadedLinkError        the other end reads too slowly, its buffer is full
+├── LinkClosedError            the other end is gone
+├── ProtocolError              a message that breaks the contract: a bug, or two versions
+│   ├── StaleEpochError        the sender has been replaced
+│   ├── MessageGapError        a message or step number that is not the last plus one
+│   └── StaleBlockError        a block id of an earlier generation
+├── NumericError               the model gave logits that are not finite
+└── InternalError              anything else, its text withheld
 """
 
 from __future__ import annotations

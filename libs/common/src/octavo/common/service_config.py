@@ -58,7 +58,7 @@ class ServiceConfig(BaseSettings):
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
         """Read flags, environment and file. Prints what is wrong and exits with status 2 if they do not fit."""
         try:
-            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)  # type: ignore[call-arg]
+            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)
         except ValidationError as error:
             for problem in error.errors():
                 name = ".".join(str(part) for part in problem["loc"])

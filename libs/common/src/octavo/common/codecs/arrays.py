@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 from octavo.common.errors import ProtocolError
 
@@ -16,14 +17,14 @@ def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(typecode: str, data: bytes) -> array[int] | array[float]:
-    values: array[int] | array[float] = array(typecode)
+def _unpack(typecode: str, data: bytes) -> list[Any]:
+    values: array[Any] = array(typecode)
     if len(data) % values.itemsize:
         raise ProtocolError(f"array of {len(data)} bytes is not a whole number of {values.itemsize}-byte items")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()
-    return values
+    return values.tolist()
 
 
 def pack_int32(values: Iterable[int]) -> bytes:
@@ -31,7 +32,7 @@ def pack_int32(values: Iterable[int]) -> bytes:
 
 
 def unpack_int32(data: bytes) -> list[int]:
-    return _unpack("i", data).tolist()  # type: ignore[return-value]
+    return _unpack("i", data)
 
 
 def pack_int64(values: Iterable[int]) -> bytes:
@@ -39,7 +40,7 @@ def pack_int64(values: Iterable[int]) -> bytes:
 
 
 def unpack_int64(data: bytes) -> list[int]:
-    return _unpack("q", data).tolist()  # type: ignore[return-value]
+    return _unpack("q", data)
 
 
 def pack_float32(values: Iterable[float]) -> bytes:
@@ -47,4 +48,4 @@ def pack_float32(values: Iterable[float]) -> bytes:
 
 
 def unpack_float32(data: bytes) -> list[float]:
-    return _unpack("f", data).tolist()
+    return _unpack("f", data)

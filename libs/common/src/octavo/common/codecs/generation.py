@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from google.protobuf.message import DecodeError
+
 from octavo.common.codecs.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
@@ -126,19 +129,21 @@ def decode_scheduler(body: bytes) -> SchedulerMessage:
 
 
 def _status_to_proto(status: SchedulerStatus) -> pb.SchedulerStatus:
-    model = status.model
     return pb.SchedulerStatus(
         ready=status.ready,
         reason=status.reason,
-        model=model
-        and pb.ModelInfo(
-            model_name=model.model_name,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            eos_token_ids=pack_int32(model.eos_token_ids),
-            max_num_seqs=model.max_num_seqs,
-            block_size=model.block_size,
-        ),
+        model=_model_to_proto(status.model) if status.model else None,
+    )
+
+
+def _model_to_proto(model: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        model_name=model.model_name,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=pack_int32(model.eos_token_ids),
+        max_num_seqs=model.max_num_seqs,
+        block_size=model.block_size,
     )
 
 
@@ -159,7 +164,9 @@ def _status_from_proto(status: pb.SchedulerStatus) -> SchedulerStatus:
 def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
     tokens = batch.tokens
     return pb.TokenBatch(
-        started=[pb.RequestStarted(request_no=s.request_no, num_cached_tokens=s.num_cached_tokens) for s in batch.started],
+        started=[
+            pb.RequestStarted(request_no=s.request_no, num_cached_tokens=s.num_cached_tokens) for s in batch.started
+        ],
         token_request_nos=pack_int32([token.request_no for token in tokens]),
         token_choice_indexes=pack_int32([token.choice_index for token in tokens]),
         token_ids=pack_int32([token.token_id for token in tokens]),
@@ -170,7 +177,7 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
             pb.ChoiceFinished(
                 request_no=end.request_no,
                 choice_index=end.choice_index,
-                reason=pb.FinishReason.Name(end.reason),
+                reason=cast("pb.FinishReason.ValueType", int(end.reason)),
                 stop_token_id=end.stop_token_id,
             )
             for end in batch.finished

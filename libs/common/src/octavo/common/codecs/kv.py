@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from google.protobuf.message import DecodeError
+
 from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
@@ -143,17 +146,17 @@ def encode_reply(message: KvManagerReply) -> bytes:
         forked=[
             pb.Forked(
                 child_id=item.child_id,
-                verdict=pb.Verdict.Name(item.verdict),
+                verdict=cast("pb.Verdict.ValueType", int(item.verdict)),
                 block_ids=pack_int32(item.block_ids),
                 generations=pack_int32(item.generations),
-                copy=item.copy and copy_to_proto(item.copy),
+                copy=copy_to_proto(item.copy) if item.copy else None,
             )
             for item in message.forked
         ],
         admitted=[
             pb.Admitted(
                 sequence_id=item.sequence_id,
-                verdict=pb.Verdict.Name(item.verdict),
+                verdict=cast("pb.Verdict.ValueType", int(item.verdict)),
                 num_cached_tokens=item.num_cached_tokens,
                 block_ids=pack_int32(item.block_ids),
                 generations=pack_int32(item.generations),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from google.protobuf.message import DecodeError
+
 from octavo.common.codecs.arrays import pack_int32, unpack_int32
 from octavo.common.codecs.generation import logprobs_from_proto, logprobs_to_proto
 from octavo.common.codecs.kv import copy_from_proto, copy_to_proto

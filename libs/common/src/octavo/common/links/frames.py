@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
 from collections.abc import Callable
@@ -91,7 +92,7 @@ async def listen_frames(
     path: str, codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
 ) -> asyncio.AbstractServer:
     """Accept streams at `path`; a socket file that a dead process left there is replaced."""
-    if os.path.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     loop = asyncio.get_running_loop()
     return await loop.create_unix_server(lambda: FramesLink(codec.encode_server, codec.decode_client, accept), path)

@@ -83,14 +83,14 @@ class _ClientLink(GrpcLink):
     def __init__(self, channel: grpc.aio.Channel, codec: StreamCodec[Any, Any]) -> None:
         super().__init__(codec.encode_client, codec.decode_server)
         self._channel = channel
-        call = channel.stream_stream(codec.method)
+        call = channel.stream_stream(codec.method, request_serializer=None, response_deserializer=None)
         self._task = asyncio.create_task(self._run(call(self.outgoing())))
 
     async def _run(self, call: Any) -> None:
         try:
             await self.pump(call)
         finally:
-            await self._channel.close()
+            await self._channel.close(None)
 
 
 async def connect_grpc(target: str, codec: StreamCodec[Any, Any], timeout_s: float) -> Link[Any, Any]:
@@ -99,14 +99,14 @@ async def connect_grpc(target: str, codec: StreamCodec[Any, Any], timeout_s: flo
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError:
-        await channel.close()
+        await channel.close(None)
         raise OSError(f"no answer from {target} within {timeout_s} s") from None
     return _ClientLink(channel, codec)
 
 
 def stream_handler(
     codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
-) -> grpc.GenericRpcHandler:
+) -> grpc.GenericRpcHandler[Any, Any]:
     """A handler that turns each call of the codec's method into a link and gives it to `accept`."""
 
     async def handle(incoming: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -36,7 +37,7 @@ class Listener:
         """Stop to accept, give running calls `grace_s`, then cut them."""
         for path, server in self._frame_servers:
             server.close()
-            if os.path.exists(path):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         await asyncio.gather(*(server.stop(grace_s) for server in self._grpc_servers))
 

@@ -1,0 +1,127 @@
+"""The scheduler's side of the step protocol with the KV manager: credits in hand, news to tell, answers awaited."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from octavo.common.errors import MessageGapError
+from octavo.common.messages.kv import Admission, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
+from octavo.scheduler.sequence import Sequence
+
+
+class BlockAccount:
+    """Collects what the next `KvRequest` has to say, and keeps the credits that replies bring.
+
+    A credit is a block that may be appended to any table without asking. What was spent is told in the first message
+    after the launch, before any release that it may belong to.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.counts = PoolCounts(free=num_blocks, granted=0, active=0, cached=0, quarantined=0)
+        """The pool as of the last reply."""
+        self._credits: deque[tuple[int, int]] = deque()
+        self._next_message_no = 1
+        self._num_replies = 0
+        self._told_step = 0
+        self._spent: list[tuple[int, int]] = []
+        self._publications: list[Publication] = []
+        self._forks: list[Fork] = []
+        self._releases: list[Release] = []
+        self._returned: list[int] = []
+        self._admissions: list[Admission] = []
+
+    @property
+    def num_credits(self) -> int:
+        return len(self._credits)
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was sent is answered, so `counts` is the pool as it is."""
+        return self._num_replies == self._next_message_no - 1
+
+    @property
+    def is_dry(self) -> bool:
+        """No block can be had without taking one from a sequence, and none is on its way back."""
+        counts = self.counts
+        return (
+            self.is_settled
+            and not self._credits
+            and not self._releases
+            and counts.free + counts.cached + counts.granted + counts.quarantined == 0
+        )
+
+    def has_block_for(self, sequence: Sequence, position: int) -> bool:
+        """Make sure that the sequence's table covers `position`, with a credit if needed. False: no credit left."""
+        if position < len(sequence.block_table) * self.block_size:
+            return True
+        if not self._credits:
+            return False
+        block_id, generation = self._credits.popleft()
+        sequence.block_table.append(block_id)
+        sequence.generations.append(generation)
+        self._spent.append((sequence.sequence_id, block_id))
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Tell of full blocks that were computed since the last time, with tokens that the manager lacks."""
+        num_full = sequence.num_computed_tokens // self.block_size
+        if num_full <= sequence.num_published_blocks:
+            return
+        sequence.num_published_blocks = num_full
+        told, end = sequence.num_told_tokens, num_full * self.block_size
+        new_tokens = tuple(sequence.token_ids[told:end])
+        sequence.num_told_tokens = max(told, end)
+        self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        self._forks.append(Fork(parent.sequence_id, child.sequence_id, num_tokens))
+
+    def release(self, sequence: Sequence, last_step: int) -> None:
+        """`last_step`: the last step launched so far, which may still write to the sequence's blocks."""
+        self._releases.append(Release(sequence.sequence_id, last_step))
+
+    def admit(self, sequence: Sequence) -> None:
+        self._admissions.append(
+            Admission(sequence.sequence_id, tuple(sequence.token_ids), sequence.request.salt),
+        )
+
+    def take_request(self, acknowledged_step: int, credit_target: int) -> KvRequest | None:
+        """The next message, or None if there is nothing to say."""
+        has_news = (
+            acknowledged_step > self._told_step
+            or self._spent
+            or self._publications
+            or self._forks
+            or self._releases
+            or self._returned
+            or self._admissions
+        )
+        if not has_news:
+            return None
+        request = KvRequest(
+            message_no=self._next_message_no,
+            acknowledged_step=acknowledged_step,
+            spent=self._spent,
+            publications=self._publications,
+            forks=self._forks,
+            releases=self._releases,
+            returned_credits=self._returned,
+            admissions=self._admissions,
+            credit_target=credit_target,
+        )
+        self._next_message_no += 1
+        self._told_step = acknowledged_step
+        self._spent, self._publications, self._forks = [], [], []
+        self._releases, self._returned, self._admissions = [], [], []
+        return request
+
+    def on_reply(self, reply: KvReply) -> None:
+        """Take the credits of a reply, and put aside what it recalls. Raises MessageGapError if one is missing."""
+        if reply.message_no != self._num_replies + 1:
+            raise MessageGapError(f"reply {reply.message_no} of the KV manager after reply {self._num_replies}")
+        self._num_replies = reply.message_no
+        self.counts = reply.counts
+        self._credits.extend(reply.credits)
+        for _ in range(min(reply.num_recalled_credits, len(self._credits))):
+            self._returned.append(self._credits.pop()[0])

@@ -1,0 +1,74 @@
+"""Settings of the scheduler."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from octavo.common.service_config import AddressSetting, ServiceConfig
+
+
+class SchedulerConfig(ServiceConfig):
+    """Decides who runs in each step. Settings come from flags, `OCTAVO_SCHEDULER_*` and a YAML file."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTAVO_SCHEDULER_")
+
+    listen: list[AddressSetting]
+    """Addresses for gateways; the gRPC ones serve the admin calls too."""
+
+    kvmanager: AddressSetting
+    """The KV manager that keeps the worker's block pool."""
+
+    worker: AddressSetting
+    """The worker to drive."""
+
+    pool_id: str = "default"
+    """Name of the block pool at the KV manager."""
+
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences that run at once; the worker's own limit counts too."""
+
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    """Tokens that one step may compute: decodes first, then chunks of prompts."""
+
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Prompt and output tokens of one sequence. Unset: what the model and the block pool can hold."""
+
+    max_num_waiting: int = Field(default=4096, ge=1)
+    """Requests that may wait; more are refused with QUEUE_FULL."""
+
+    max_num_choices: int = Field(default=1024, ge=1)
+    """Largest `n` of a request."""
+
+    pipeline_depth: int = Field(default=2, ge=1, le=4)
+    """Steps on their way at once. 1 waits for each result, 2 hides the way to the worker and back."""
+
+    prefix_cache: bool = True
+    """Share the blocks of equal prefixes."""
+
+    credits_per_sequence: int = Field(default=2, ge=1)
+    """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
+
+    connect_timeout_s: float = Field(default=2.0, gt=0)
+    """For one attempt to reach the worker or the KV manager."""
+
+    load_timeout_s: float = Field(default=600.0, gt=0)
+    """For the worker to load its model after a hello."""
+
+    kvmanager_timeout_s: float = Field(default=10.0, gt=0)
+    """For one reply of the KV manager; then its link is given up."""
+
+    step_timeout_s: float = Field(default=120.0, gt=0)
+    """For one step of the worker; then its link is given up."""
+
+    recovery_timeout_s: float = Field(default=60.0, gt=0)
+    """How long requests wait for a worker and a KV manager to come back before they fail."""
+
+    @model_validator(mode="after")
+    def _budget_covers_a_decode_of_all(self) -> SchedulerConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
+                "one decode step of all sequences would not fit"
+            )
+        return self

@@ -1,0 +1,492 @@
+"""The scheduler's core: the life of every request, and the step pipeline of one worker group.
+
+Sans-I/O: messages and the time go in by the `on_*` methods, and `advance` returns what is to be sent. Three counters
+tell how far a step is: launched (sent to the worker), acknowledged (its result is here), told (the KV manager knows).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.common.errors import (
+    InternalError,
+    InvalidRequestError,
+    MessageGapError,
+    NotReadyError,
+    NumericError,
+    OctavoError,
+    PromptTooLongError,
+    QueueFullError,
+    TokenOutOfRangeError,
+)
+from octavo.common.messages.generation import (
+    Abort,
+    ChoiceFinished,
+    FinishReason,
+    ModelInfo,
+    RequestFailed,
+    RequestStarted,
+    SampledToken,
+    Submit,
+    TokenBatch,
+    TokenLogprobs,
+)
+from octavo.common.messages.kv import Admitted, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.step import StepPlan, StepResult
+from octavo.scheduler.block_account import BlockAccount
+from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
+from octavo.scheduler.policy import choose_victim, has_prefill_backlog
+from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.sequence import Request, Sequence, SequenceState
+from octavo.scheduler.stats import SchedulerStats
+from octavo.scheduler.stopping import Ending, StopRules
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """See `SchedulerConfig` for the meaning of each."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_waiting: int = 4096
+    max_num_choices: int = 1024
+    pipeline_depth: int = 2
+    prefix_cache: bool = True
+    credits_per_sequence: int = 2
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What is to be sent now, in this order."""
+
+    plans: list[StepPlan] = field(default_factory=list)
+    kv_request: KvRequest | None = None
+    batches: dict[int, TokenBatch] = field(default_factory=dict)
+    """By gateway."""
+
+
+class SchedulerCore:
+    """Owns requests, sequences, queues and the step pipeline.
+
+    Between `pool_lost` and `start` nothing runs; requests wait, with the tokens that they have.
+    """
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.stats = SchedulerStats()
+        self.model: ModelInfo | None = None
+        self._settings = settings
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._waiting = WaitingQueue()
+        self._sequence_ids = itertools.count(1)
+        self._arrivals = itertools.count(1)
+        self._batches: dict[int, TokenBatch] = {}
+        self._is_running = False
+        self._forget_pool()
+
+    def _forget_pool(self) -> None:
+        self._running: dict[int, Sequence] = {}
+        """RUNNING and LEAVING sequences, in the order of admission."""
+        self._admitting: dict[int, Sequence] = {}
+        self._forking: dict[int, Sequence] = {}
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._last_launched = self._last_acknowledged = 0
+        self._has_starved = False
+        self._available_at_later: int | None = None
+        self._stall_cause: str | None = None
+        self._stall_began = 0.0
+
+    # What a server looks at.
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def account(self) -> BlockAccount | None:
+        """The account with the present pool."""
+        return self._account if self._is_running else None
+
+    @property
+    def oldest_launch_at(self) -> float | None:
+        """When the oldest step on its way was launched."""
+        return self._in_flight[0].launched_at if self._in_flight else None
+
+    # Pool and worker come and go.
+
+    def start(self, model: ModelInfo, num_blocks: int) -> None:
+        """A worker with closed slots and a KV manager with an empty pool are there."""
+        self.model = model
+        self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
+        self._account = BlockAccount(num_blocks, model.block_size)
+        self._slots = Slots(model.max_num_seqs)
+        self._is_running = True
+
+    def pool_lost(self) -> None:
+        """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        self.stats.num_pool_losses += 1
+        interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
+        self._forget_pool()
+        for sequence in interrupted:
+            sequence.drop_table()
+            if sequence.is_aborted:
+                sequence.state = SequenceState.FINISHED
+            else:
+                self._waiting.push(sequence)
+
+    def fail_all(self, error: OctavoError) -> None:
+        """End every request in `error`."""
+        for request in list(self._requests.values()):
+            self._fail(request, error)
+
+    # Gateways.
+
+    def on_submit(self, gateway_id: int, submit: Submit) -> None:
+        """A new request, checked once more: nothing that could break a step gets in."""
+        self.stats.num_requests += 1
+        try:
+            self._check(submit)
+        except OctavoError as error:
+            self.stats.num_failed_requests += 1
+            self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
+            return
+        request = Request(
+            gateway_id=gateway_id,
+            request_no=submit.request_no,
+            request_id=submit.request_id,
+            params=submit.params,
+            num_prompt_tokens=len(submit.prompt_token_ids),
+            salt=submit.cache_salt,
+        )
+        leader = self._new_sequence(request, 0, next(self._arrivals), list(submit.prompt_token_ids))
+        request.live = dict.fromkeys(range(submit.params.n))
+        request.live[0] = leader
+        request.leader = leader
+        self._requests[gateway_id, submit.request_no] = request
+        self.stats.num_prompt_tokens += len(submit.prompt_token_ids)
+        self._waiting.push(leader)
+
+    def on_abort(self, gateway_id: int, abort: Abort) -> None:
+        request = self._requests.get((gateway_id, abort.request_no))
+        if request is None:
+            return
+        for choice_index in list(request.live) if abort.choice_index is None else [abort.choice_index]:
+            if choice_index in request.live:
+                self.stats.num_aborted_choices += 1
+                self._end_choice(request, choice_index, Ending(FinishReason.ABORT))
+
+    def on_gateway_lost(self, gateway_id: int) -> None:
+        """Its requests end, and nobody is told."""
+        for request in [request for request in self._requests.values() if request.gateway_id == gateway_id]:
+            self.on_abort(gateway_id, Abort(request.request_no))
+        self._batches.pop(gateway_id, None)
+
+    def _check(self, submit: Submit) -> None:
+        model, params = self.model, submit.params
+        if model is None:
+            raise NotReadyError("no worker has loaded a model yet")
+        if (num_waiting := len(self._waiting)) >= self._settings.max_num_waiting:
+            raise QueueFullError(f"{num_waiting} sequences wait; try again later")
+        prompt = submit.prompt_token_ids
+        if not prompt:
+            raise InvalidRequestError("the prompt has no tokens")
+        if min(prompt) < 0 or max(prompt) >= model.vocab_size:
+            place = next(place for place, token_id in enumerate(prompt) if not 0 <= token_id < model.vocab_size)
+            raise TokenOutOfRangeError(f"prompt token {place} is {prompt[place]}; ids end at {model.vocab_size - 1}")
+        if not 1 <= params.n <= self._settings.max_num_choices:
+            raise InvalidRequestError(f"n is {params.n}; 1 to {self._settings.max_num_choices} are served")
+        if params.max_tokens < 1:
+            raise InvalidRequestError("max_tokens is below 1")
+        if len(prompt) + params.max_tokens > model.max_model_len:
+            raise PromptTooLongError(
+                f"{len(prompt)} prompt tokens and max_tokens {params.max_tokens} exceed {model.max_model_len}"
+            )
+        if not (0.0 <= params.temperature < float("inf") and 0.0 < params.top_p <= 1.0 and params.top_k >= 0):
+            raise InvalidRequestError("temperature, top_p or top_k is out of range")
+        if params.num_logprobs is not None and not 0 <= params.num_logprobs <= model.vocab_size:
+            raise InvalidRequestError("logprobs is out of range")
+
+    # The KV manager.
+
+    def on_kv_reply(self, reply: KvReply) -> None:
+        """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
+        self._account.on_reply(reply)
+        for forked in reply.forked:
+            self._on_forked(forked)
+        for admitted in reply.admitted:
+            self._on_admitted(admitted)
+        if self._has_starved and self._account.is_dry:
+            self._preempt_one()
+
+    def _on_forked(self, forked: Forked) -> None:
+        child = self._forking.pop(forked.child_id)
+        if forked.verdict is Verdict.OK:
+            child.take_table(forked.block_ids, forked.generations, child.request.num_prompt_tokens)
+            child.num_told_tokens = child.request.num_prompt_tokens
+            child.num_published_blocks = child.num_told_tokens // self._account.block_size
+            child.copy = forked.copy
+            self._running[child.sequence_id] = child
+            if child.is_aborted:
+                self._leave(child, SequenceState.FINISHED)
+        else:
+            self._back_to_queue(child)
+
+    def _on_admitted(self, admitted: Admitted) -> None:
+        sequence = self._admitting.pop(admitted.sequence_id)
+        request = sequence.request
+        match admitted.verdict:
+            case Verdict.OK:
+                self._available_at_later = None
+                sequence.take_table(admitted.block_ids, admitted.generations, admitted.num_cached_tokens)
+                sequence.num_told_tokens = len(sequence.token_ids)
+                sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
+                self._running[sequence.sequence_id] = sequence
+                if sequence.is_aborted:
+                    self._leave(sequence, SequenceState.FINISHED)
+                elif not request.has_started:
+                    request.has_started = True
+                    num_cached = min(admitted.num_cached_tokens, request.num_prompt_tokens)
+                    self.stats.num_cached_prompt_tokens += num_cached
+                    self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
+            case Verdict.LATER:
+                self._available_at_later = self._account.counts.available
+                self._back_to_queue(sequence)
+            case Verdict.NEVER:
+                self._back_to_queue(sequence)
+                if not sequence.is_aborted:
+                    num_tokens = len(sequence.token_ids)
+                    self._fail(request, PromptTooLongError(f"{num_tokens} tokens exceed the whole KV-block pool"))
+
+    def _back_to_queue(self, sequence: Sequence) -> None:
+        """It got no blocks."""
+        self._slots.give_back(sequence.slot, is_open=False)
+        sequence.drop_table()
+        if sequence.is_aborted:
+            sequence.state = SequenceState.FINISHED
+        else:
+            self._waiting.push(sequence)
+
+    def _admit_waiting(self) -> None:
+        """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
+        if self._available_at_later is not None:
+            if not self._account.is_settled or self._account.counts.available <= self._available_at_later:
+                return
+            self._available_at_later = None
+        budget = self._settings.max_num_batched_tokens
+        backlog = [
+            num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
+        ] + [len(sequence.token_ids) for sequence in self._admitting.values()]
+        while self._slots.num_free and not has_prefill_backlog(backlog, budget):
+            sequence = self._waiting.peek()
+            if sequence is None:
+                return
+            self._waiting.pop()
+            sequence.state = SequenceState.ADMITTING
+            sequence.slot = self._slots.take()
+            self._admitting[sequence.sequence_id] = sequence
+            self._account.admit(sequence)
+            backlog.append(len(sequence.token_ids))
+
+    def _preempt_one(self) -> None:
+        """Take the blocks of the sequence that came last; it recomputes later."""
+        if any(sequence.state is SequenceState.LEAVING for sequence in self._running.values()):
+            return
+        victim = choose_victim(self._running.values())
+        if victim is None:
+            return
+        if len(self._running) == 1:
+            self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
+            return
+        self.stats.num_preemptions += 1
+        victim.num_preemptions += 1
+        self._has_starved = False
+        if victim.num_steps_in_flight:
+            victim.state = SequenceState.LEAVING
+        else:
+            self._leave(victim, SequenceState.WAITING)
+
+    def _leave(self, sequence: Sequence, state: SequenceState) -> None:
+        """Give up blocks and slot, to be finished or to wait."""
+        del self._running[sequence.sequence_id]
+        self._account.release(sequence, self._last_launched)
+        self._slots.give_back(sequence.slot, sequence.is_open)
+        if state is SequenceState.WAITING:
+            sequence.drop_table()
+            self._waiting.push(sequence)
+        else:
+            sequence.state = state
+
+    # The worker.
+
+    def on_step_result(self, result: StepResult) -> None:
+        """Accept what a step brought. Raises MessageGapError if it is not the oldest step on its way."""
+        if not self._in_flight or result.step_id != self._in_flight[0].step_id:
+            raise MessageGapError(f"result of step {result.step_id} was not the next one")
+        step = self._in_flight.popleft()
+        self._last_acknowledged = step.step_id
+        self.stats.num_steps += 1
+        self.stats.worker_busy_s += result.compute_us * 1e-6
+        self.stats.worker_idle_s += result.idle_us * 1e-6
+        begin = 0
+        for row in step.rows:
+            end = begin + row.num_samples
+            sequence = row.sequence
+            sequence.num_steps_in_flight -= 1
+            if sequence.state is SequenceState.FINISHED:
+                self.stats.num_wasted_rows += 1
+            else:
+                self._accept_row(row, result.token_ids[begin:end], result.logprobs[begin:end])
+            begin = end
+
+    def _accept_row(self, row: LaunchedRow, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+        sequence = row.sequence
+        sequence.num_computed_tokens = row.end
+        if self._settings.prefix_cache:
+            self._account.publish(sequence)
+        if token_ids:
+            sequence.num_pending_samples -= 1
+            if -1 in token_ids:
+                self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
+                return
+            if sequence.request.params.n > 1 and not sequence.request.has_fanned_out:
+                self._fan_out(sequence, token_ids, logprobs)
+            else:
+                self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
+        if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
+            self._leave(sequence, SequenceState.WAITING)
+
+    def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+        """Append and send on a sampled token. False if the sequence ends with it."""
+        sequence.token_ids.append(token_id)
+        request = sequence.request
+        self.stats.num_output_tokens += 1
+        self._batch(request.gateway_id).tokens.append(
+            SampledToken(request.request_no, sequence.choice_index, token_id, logprobs)
+        )
+        if ending := self._rules.ending(sequence):
+            self._end_choice(request, sequence.choice_index, ending)
+        return ending is None
+
+    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+        """The prompt's last row has drawn the first token of every choice: each gets a sequence of its own."""
+        request = leader.request
+        request.has_fanned_out = True
+        prompt = leader.token_ids[:]
+        for choice_index in sorted(request.live.keys() - {0}):
+            child = self._new_sequence(request, choice_index, leader.arrival_no, prompt[:])
+            child.state = SequenceState.FORKING
+            request.live[choice_index] = child
+            if self._accept_token(child, token_ids[choice_index], logprobs[choice_index] if logprobs else None):
+                self._fork_or_queue(leader, child)
+        if 0 in request.live:
+            self._accept_token(leader, token_ids[0], logprobs[0] if logprobs else None)
+        elif leader.state is not SequenceState.FINISHED:
+            self._leave(leader, SequenceState.FINISHED)
+
+    def _fork_or_queue(self, leader: Sequence, child: Sequence) -> None:
+        """A child shares its parent's blocks if a slot is free, else it waits like a preempted sequence."""
+        if not self._slots.num_free:
+            self._waiting.push(child)
+            return
+        child.slot = self._slots.take()
+        self._forking[child.sequence_id] = child
+        self._account.fork(leader, child, child.request.num_prompt_tokens)
+
+    # Endings.
+
+    def _new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
+        return Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+
+    def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
+        sequence = request.live.pop(choice_index)
+        self._batch(request.gateway_id).finished.append(
+            ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
+        )
+        if not request.live:
+            del self._requests[request.gateway_id, request.request_no]
+            if not request.has_fanned_out:
+                sequence = request.leader
+        elif not request.has_fanned_out:
+            return
+        if sequence is not None:
+            self._drop(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Give back what the sequence holds, in whatever state it is."""
+        match sequence.state:
+            case SequenceState.WAITING:
+                self._waiting.discard(sequence)
+            case SequenceState.ADMITTING | SequenceState.FORKING:
+                sequence.is_aborted = True
+            case SequenceState.RUNNING | SequenceState.LEAVING:
+                self._leave(sequence, SequenceState.FINISHED)
+            case SequenceState.FINISHED:
+                pass
+
+    def _fail(self, request: Request, error: OctavoError) -> None:
+        self.stats.num_failed_requests += 1
+        del self._requests[request.gateway_id, request.request_no]
+        sequences = {sequence for sequence in request.live.values() if sequence is not None}
+        for sequence in sequences | ({request.leader} if not request.has_fanned_out else set()):
+            self._drop(sequence)
+        self._batch(request.gateway_id).failed.append(RequestFailed(request.request_no, error.reason, error.message))
+
+    def _batch(self, gateway_id: int) -> TokenBatch:
+        return self._batches.setdefault(gateway_id, TokenBatch())
+
+    # Sending.
+
+    def advance(self, now: float) -> Outbox:
+        """Launch what can be launched, and collect what is to be sent. Call it after every event."""
+        outbox = Outbox()
+        if self._is_running:
+            self._launch(outbox.plans, now)
+            self._admit_waiting()
+            num_growing = len(self._running) + len(self._admitting) + len(self._forking)
+            target = self._settings.credits_per_sequence * num_growing
+            outbox.kv_request = self._account.take_request(self._last_acknowledged, target)
+        outbox.batches, self._batches = self._batches, {}
+        return outbox
+
+    def _launch(self, plans: list[StepPlan], now: float) -> None:
+        has_room = len(self._in_flight) < self._settings.pipeline_depth
+        while len(self._in_flight) < self._settings.pipeline_depth:
+            selection = select_rows(
+                self._running.values(), self._account, self._rules, self._settings.max_num_batched_tokens
+            )
+            self._has_starved = selection.num_starved > 0
+            if not selection.rows:
+                break
+            self._last_launched += 1
+            plan, step = launch(self._last_launched, selection.rows, self._slots, now)
+            self._in_flight.append(step)
+            plans.append(plan)
+        if self._has_starved and self._account.is_dry:
+            self._preempt_one()
+        if has_room:
+            self._note_stall(launched=bool(plans), now=now)
+
+    def _note_stall(self, *, launched: bool, now: float) -> None:
+        """A stall: the pipeline has room, and what would fill it waits for the KV manager."""
+        cause = None
+        if not launched and len(self._in_flight) < self._settings.pipeline_depth:
+            cause = "credits" if self._has_starved else "admission" if self._admitting or self._forking else None
+        if cause == self._stall_cause:
+            return
+        if self._stall_cause is not None:
+            self.stats.stall_s[self._stall_cause] += now - self._stall_began
+        if cause is not None:
+            self.stats.num_stalls[cause] += 1
+            self._stall_began = now
+        self._stall_cause = cause

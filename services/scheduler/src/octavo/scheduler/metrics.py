@@ -1,0 +1,52 @@
+"""The scheduler's metrics, read from the core at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.scheduler.core import SchedulerCore
+
+
+class SchedulerCollector(Collector):
+    """Costs nothing between scrapes."""
+
+    def __init__(self, core: SchedulerCore) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        core, stats = self._core, self._core.stats
+        queues = GaugeMetricFamily("octavo_queue_sequences", "Sequences by queue.", labels=["queue"])
+        queues.add_metric(["waiting"], core.num_waiting)
+        queues.add_metric(["running"], core.num_running)
+        yield queues
+        blocks = GaugeMetricFamily("octavo_scheduler_kv_blocks", "KV blocks by state, last reply.", labels=["state"])
+        if core.account is not None:
+            counts = core.account.counts
+            for state in ("free", "granted", "active", "cached", "quarantined"):
+                blocks.add_metric([state], getattr(counts, state))
+        yield blocks
+        for name, text, total in (
+            ("octavo_scheduler_requests", "Requests received.", stats.num_requests),
+            ("octavo_scheduler_failed_requests", "Requests ended in an error.", stats.num_failed_requests),
+            ("octavo_scheduler_aborted_choices", "Choices ended by their gateway.", stats.num_aborted_choices),
+            ("octavo_steps", "Steps whose result was accepted.", stats.num_steps),
+            ("octavo_prompt_tokens", "Prompt tokens of accepted requests.", stats.num_prompt_tokens),
+            ("octavo_prefix_hit_prompt_tokens", "Of these, found in the cache.", stats.num_cached_prompt_tokens),
+            ("octavo_output_tokens", "Tokens sampled and sent on.", stats.num_output_tokens),
+            ("octavo_wasted_rows", "Rows computed for sequences that had ended.", stats.num_wasted_rows),
+            ("octavo_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions),
+            ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
+            ("octavo_worker_busy_seconds", "Time that the worker computed.", stats.worker_busy_s),
+            ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
+        ):
+            yield CounterMetricFamily(name, text, value=total)
+        stalls = CounterMetricFamily("octavo_stalls", "Stalls of the step pipeline by cause.", labels=["cause"])
+        stalled = CounterMetricFamily("octavo_stall_seconds", "Time stalled by cause.", labels=["cause"])
+        for cause, count in stats.num_stalls.items():
+            stalls.add_metric([cause], count)
+            stalled.add_metric([cause], stats.stall_s[cause])
+        yield stalls
+        yield stalled

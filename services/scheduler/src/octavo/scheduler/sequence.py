@@ -1,0 +1,132 @@
+"""Requests and their sequences: every counter of one sequence."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from octavo.common.messages.generation import SamplingParams
+from octavo.common.messages.kv import BlockCopy
+
+_MASK_64 = 2**64 - 1
+_GOLDEN_64 = 0x9E3779B97F4A7C15
+
+
+def choice_seed(seed: int, choice_index: int) -> int:
+    """Seed of one choice, uint64: choice 0 has the request's own (the increment is splitmix64's)."""
+    return (seed + choice_index * _GOLDEN_64) & _MASK_64
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What a gateway asked for. Lives until its last choice has ended."""
+
+    gateway_id: int
+    request_no: int
+    request_id: str
+    params: SamplingParams
+    num_prompt_tokens: int
+    salt: bytes
+    live: dict[int, Sequence | None] = field(default_factory=dict)
+    """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
+    leader: Sequence = field(init=False)
+    """Computes the prompt, and is choice 0 after it."""
+    has_fanned_out: bool = False
+    """The prompt's last row has been sampled: every choice has a sequence of its own."""
+    has_started: bool = False
+    """The gateway has been told that the prompt has its blocks."""
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is.
+
+    WAITING -> ADMITTING -> RUNNING -> FINISHED
+       ^           |          | |
+       |<- LATER --+          | +-> LEAVING -> WAITING      (preemption)
+       |                      |
+       +-- LATER -- FORKING --+                             (choices 1 to n - 1 start here)
+    """
+
+    WAITING = enum.auto()  # in the queue, holds no blocks
+    ADMITTING = enum.auto()  # has asked the KV manager for its blocks, holds a slot
+    FORKING = enum.auto()  # has asked the KV manager to share its parent's blocks, holds a slot
+    RUNNING = enum.auto()  # has blocks and a slot
+    LEAVING = enum.auto()  # preempted; gives up its blocks once its steps in flight are back
+    FINISHED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One growing row of tokens.
+
+    token_ids           | prompt ........ | outputs that have come back |
+    num_computed_tokens | results are here          |
+    num_launched_tokens | steps launched                            |
+    num_tokens_ahead      len(token_ids) + num_pending_samples          |
+    """
+
+    sequence_id: int
+    request: Request
+    choice_index: int
+    arrival_no: int
+    token_ids: list[int]
+    state: SequenceState = SequenceState.WAITING
+    is_aborted: bool = False
+    """To be dropped as soon as the KV manager has answered (or, before the fan-out, when the prompt is done)."""
+
+    slot: int = -1
+    is_open: bool = False
+    """The worker has been told that the slot is this sequence's."""
+    block_table: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    num_sent_blocks: int = 0
+    copy: BlockCopy | None = None
+    """Tail block to copy before the first row."""
+
+    num_computed_tokens: int = 0
+    num_launched_tokens: int = 0
+    num_pending_samples: int = 0
+    num_steps_in_flight: int = 0
+    num_told_tokens: int = 0
+    """Leading tokens that the KV manager knows."""
+    num_published_blocks: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_tokens_ahead(self) -> int:
+        """Length of the sequence once all samples in flight are back."""
+        return len(self.token_ids) + self.num_pending_samples
+
+    @property
+    def num_tokens_to_launch(self) -> int:
+        """Positions that could be computed next; 1 is a decode."""
+        return len(self.token_ids) + self.num_pending_samples - self.num_launched_tokens
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The sequence's own seed first, then those of the choices that it still draws for."""
+        params = self.request.params
+        last = self.choice_index + 1 if self.request.has_fanned_out else params.n
+        return tuple(choice_seed(params.seed, choice) for choice in range(self.choice_index, last))
+
+    def take_table(self, block_ids: tuple[int, ...], generations: tuple[int, ...], num_computed_tokens: int) -> None:
+        """The KV manager has given a table in which `num_computed_tokens` positions are filled."""
+        self.block_table, self.generations = list(block_ids), list(generations)
+        self.num_sent_blocks = 0
+        self.is_open = False
+        self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
+        self.state = SequenceState.RUNNING
+
+    def drop_table(self) -> None:
+        """Blocks and slot are gone; tokens stay."""
+        self.block_table, self.generations = [], []
+        self.num_sent_blocks = self.num_published_blocks = self.num_told_tokens = 0
+        self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
+        self.num_steps_in_flight = 0
+        self.is_open = False
+        self.copy = None
+        self.slot = -1

@@ -1,0 +1,28 @@
+"""Counts that the core keeps as it goes; `metrics.py` shows them to Prometheus at a scrape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the start. Times in seconds."""
+
+    num_requests: int = 0
+    num_failed_requests: int = 0
+    num_aborted_choices: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_wasted_rows: int = 0
+    """Rows computed for sequences that had ended in the step before."""
+    num_preemptions: int = 0
+    num_pool_losses: int = 0
+    worker_busy_s: float = 0.0
+    worker_idle_s: float = 0.0
+    """Time in which the worker had no plan to run, between the first step and the last."""
+    stall_s: dict[str, float] = field(default_factory=lambda: {"credits": 0.0, "admission": 0.0})
+    """Time in which the pipeline had room and nothing could be launched because of the KV manager, by cause."""
+    num_stalls: dict[str, int] = field(default_factory=lambda: {"credits": 0, "admission": 0})
