@@ -1,0 +1,207 @@
+"""The `octavo` command line. Each command imports what it needs when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from octavo.cli.console import Screen
+from octavo.cli.model_errors import ModelError
+from octavo.cli.models import PreparedModel, prepare_model
+from octavo.cli.serve_options import Carrier, ServeOptions
+from octavo.common.logs import LogLevel
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="octavo",
+    help="Octavo serves large language models over an OpenAI-compatible API. Its KV cache is paged.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+model_commands = typer.Typer(help="Prepare models without serving them.", no_args_is_help=True)
+app.add_typer(model_commands, name="model")
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FOLDER|FILE.gguf|OWNER/NAME",
+        help="A Hugging Face folder with safetensors, a GGUF file, or a name on the Hugging Face hub. "
+        "Left out: SmolLM2-135M-Instruct, fetched and converted once.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def serve(
+    model: ModelOption = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name that clients call the model by. Left out: after the folder or file.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one sequence, prompt and output. Left out: the model's.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks in the pool. Left out: what fits.")] = None,
+    no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
+    pipeline_depth: Annotated[
+        int | None, typer.Option(min=1, max=4, help="Steps on their way at once; 1 waits for each result.")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="All four services in one process, joined by function calls.")
+    ] = False,
+    carrier: Annotated[
+        Carrier, typer.Option(help="Between the processes: frames over Unix sockets, or gRPC streams over them.")
+    ] = "frames",
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe line of the services that is shown.")] = "warning",
+) -> None:
+    """Serve a model at http://HOST:PORT/v1. Ctrl-C stops, a second Ctrl-C kills.
+
+    Settings of one service that have no option here can be given by its environment variables, such as
+    OCTAVO_SCHEDULER_MAX_NUM_WAITING. Exit status: 0 stopped, 1 failed, 130 killed.
+    """
+    from octavo.cli.serve import EXIT_FAILED, PortInUseError, check_port, serve_processes
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        prefix_cache=not no_prefix_cache,
+        pipeline_depth=pipeline_depth,
+        log_level=log_level,
+        carrier=carrier,
+    )
+    screen = Screen(Console(stderr=True))
+    try:
+        check_port(host, port)
+    except PortInUseError as error:
+        screen.say(str(error), style="red")
+        raise typer.Exit(EXIT_FAILED) from None
+    prepared = _prepare(model, screen)
+    if served_model_name is not None:
+        prepared = PreparedModel(prepared.folder, served_model_name)
+    if local:
+        from octavo.cli.local import run_local
+
+        raise typer.Exit(run_local(options, prepared))
+    raise typer.Exit(serve_processes(options, prepared, screen))
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(envvar="OCTAVO_URL", help="The server.")] = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model to talk to. Left out: the server's first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message that starts the conversation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 always takes the likeliest token.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Sample from this share of probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    once: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Send one message, print the answer, and exit; for scripts.")
+    ] = None,
+) -> None:
+    """Chat with a served model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops the answer."""
+    from octavo.cli.chat import ChatSettings, run_chat
+
+    settings = ChatSettings(
+        url=url, model=model, system=system, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    raise typer.Exit(run_chat(settings, once))
+
+
+@app.command()
+def bench(
+    url: Annotated[str, typer.Option(envvar="OCTAVO_URL", help="The server.")] = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="Model to load. Left out: the server's first.")] = None,
+    num_requests: Annotated[int, typer.Option("--num-requests", "-n", min=1, help="Requests in all.")] = 100,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests per second, as a Poisson process.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once.", show_default="8 without --rate")
+    ] = None,
+    input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens (the mean, if lognormal).")] = 128,
+    output_len: Annotated[int, typer.Option(min=1, help="Output tokens (the mean, if lognormal).")] = 64,
+    lengths: Annotated[
+        Literal["fixed", "lognormal"], typer.Option(help="All requests alike, or spread with a long tail.")
+    ] = "fixed",
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that begin every prompt, on top of the input length.")
+    ] = 0,
+    max_token_id: Annotated[int, typer.Option(min=1, help="Prompts are made of ids from 0 to this one.")] = 400,
+    seed: Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")] = 0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time to the first token.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time per output token after it.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=1, help="For one request.")] = 600.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON too.")] = None,
+) -> None:
+    """Load a server and report throughput, latencies and goodput.
+
+    Goodput counts the output tokens of the requests that met every --slo. Exit status 1 if a request failed.
+    """
+    from octavo.cli.bench import BenchSettings, run_bench
+
+    settings = BenchSettings(
+        url=url,
+        model=model,
+        num_requests=num_requests,
+        rate=rate,
+        concurrency=concurrency,
+        input_len=input_len,
+        output_len=output_len,
+        lengths=lengths,
+        shared_prefix=shared_prefix,
+        max_token_id=max_token_id,
+        seed=seed,
+        slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
+        timeout_s=timeout_s,
+    )
+    raise typer.Exit(run_bench(settings, json_file))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"octavo {distribution_version('octavo-cli')}")
+
+
+@model_commands.command("path")
+def model_path(
+    model: Annotated[str | None, typer.Argument(metavar="[FOLDER|FILE.gguf|OWNER/NAME]", show_default=False)] = None,
+) -> None:
+    """Prepare a model, as serve would, and print the folder it is in. Left out: the default model."""
+    typer.echo(_prepare(model, Screen(Console(stderr=True))).folder)
+
+
+def _prepare(model: str | None, screen: Screen) -> PreparedModel:
+    try:
+        with screen.status_line():
+            return prepare_model(model, screen.progress)
+    except ModelError as error:
+        screen.say(str(error), style="red")
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Watches the services until the gateway says that it can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import grpc
+import httpx
+
+from octavo.cli.progress import Progress
+from octavo.common.links import Address
+from octavo.v1 import admin_service_pb2 as pb
+from octavo.v1 import admin_service_pb2_grpc as pb_grpc
+
+_POLL_INTERVAL_S = 0.25
+_CALL_TIMEOUT_S = 2.0
+
+
+async def wait_until_ready(url: str, worker_admin: Address, progress: Progress) -> None:
+    """Return when `url`/health/ready answers 200. Meanwhile tell what the worker says about its model."""
+    async with httpx.AsyncClient(timeout=_CALL_TIMEOUT_S, trust_env=False) as client:
+        while not await _is_ready(client, url):
+            progress(await _worker_state(worker_admin))
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health/ready")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+async def _worker_state(address: Address) -> str:
+    if address.scheme == "grpc+unix" and not os.path.exists(address.target):
+        return "starting the services"
+    async with grpc.aio.insecure_channel(address.grpc_target) as channel:
+        call: Callable[..., grpc.aio.UnaryUnaryCall[pb.GetHealthRequest, pb.GetHealthResponse]] = (
+            pb_grpc.AdminServiceStub(channel).GetHealth
+        )
+        try:
+            health = await call(pb.GetHealthRequest(), timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return "starting the services"
+    return "joining the services" if health.ready else f"worker: {health.reason}"

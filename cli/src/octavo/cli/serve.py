@@ -1,0 +1,152 @@
+"""`octavo serve`: prepares the model, runs the four services, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from octavo.cli.console import Screen
+from octavo.cli.models import PreparedModel
+from octavo.cli.readiness import wait_until_ready
+from octavo.cli.serve_options import ServeOptions
+from octavo.cli.service_processes import admin_address, service_processes
+from octavo.cli.supervisor import ServiceGaveUpError, Supervisor
+from octavo.common.links import Address
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_KILLED = 130
+
+_MAX_SOCKET_PATH = 100
+"""A little less than what the kernel takes for the path of a Unix socket (108 bytes)."""
+
+
+class PortInUseError(Exception):
+    """The gateway could not listen where it was told to."""
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises PortInUseError, whose message says what to do, if nothing can listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another port, for example "
+            f"octavo serve --port {port + 1} (or make serve PORT={port + 1})"
+        ) from error
+
+
+def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
+    """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
+    with _run_dir() as run_dir:
+        return asyncio.run(_supervise(options, model, run_dir, screen))
+
+
+async def _supervise(options: ServeOptions, model: PreparedModel, run_dir: Path, screen: Screen) -> int:
+    supervisor = Supervisor(
+        service_processes(options, model, run_dir),
+        on_line=screen.service_line,
+        on_event=lambda text: screen.say(text, style="bold red"),
+    )
+    stop_requested, kill_requested = _watch_signals()
+    running = asyncio.create_task(supervisor.run())
+    greeting = asyncio.create_task(_greet_when_ready(options, model, run_dir, screen))
+    stopping = asyncio.create_task(stop_requested.wait())
+    try:
+        with screen.status_line():
+            await asyncio.wait({running, greeting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if greeting.done():
+            greeting.result()
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        greeting.cancel()
+        failure = running.exception() if running.done() else None
+        if failure is None:
+            screen.say("stopping (Ctrl-C again kills)")
+        killed = await _stop(supervisor, kill_requested)
+        running.cancel()
+        with suppress(asyncio.CancelledError, ServiceGaveUpError):
+            await running
+    except BaseException:
+        supervisor.kill()
+        raise
+    if isinstance(failure, ServiceGaveUpError):
+        screen.say(str(failure), style="red")
+        return EXIT_FAILED
+    if failure is not None:
+        raise failure
+    screen.say("killed" if killed else "stopped")
+    return EXIT_KILLED if killed else EXIT_OK
+
+
+async def _stop(supervisor: Supervisor, kill_requested: asyncio.Event) -> bool:
+    """Stop in order, or kill as soon as that is asked for. Returns whether it was."""
+    stop = asyncio.create_task(supervisor.stop())
+    kill = asyncio.create_task(kill_requested.wait())
+    await asyncio.wait({stop, kill}, return_when=asyncio.FIRST_COMPLETED)
+    if kill.done():
+        supervisor.kill()
+    kill.cancel()
+    await stop
+    return kill_requested.is_set()
+
+
+def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events of the first and of the second signal that asks to stop."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    return first, second
+
+
+async def _greet_when_ready(options: ServeOptions, model: PreparedModel, run_dir: Path, screen: Screen) -> None:
+    await wait_until_ready(options.url, Address.parse(admin_address(run_dir, "worker")), screen.progress)
+    screen.say(greeting_text(options.url, model.name))
+
+
+def greeting_text(url: str, model_name: str) -> str:
+    """What a person needs once the server is up. The curl command can be pasted into a shell."""
+    body = json.dumps({"model": model_name, "messages": [{"role": "user", "content": "Say hello."}]})
+    data = shlex.quote(body)
+    return "\n".join(
+        [
+            f"Octavo serves {model_name} at {url}",
+            f"  try      curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}",
+            f"  chat     octavo chat --url {url}",
+            f"  docs     {url}/docs",
+            f"  metrics  {url}/metrics",
+            "  stop     Ctrl-C",
+        ]
+    )
+
+
+@contextmanager
+def _run_dir() -> Iterator[Path]:
+    """A new folder for sockets that only this user can enter."""
+    folder = tempfile.mkdtemp(prefix="octavo-")
+    if len(folder) + len("/kvmanager.grpc.sock") > _MAX_SOCKET_PATH:
+        shutil.rmtree(folder)
+        folder = tempfile.mkdtemp(prefix="octavo-", dir="/tmp")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+__all__ = ["PortInUseError", "check_port", "greeting_text", "serve_processes"]

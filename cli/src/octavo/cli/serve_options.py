@@ -1,0 +1,40 @@
+"""What `octavo serve` was asked for; the four processes and the local transport are both built from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.common.logs import LogLevel
+
+Carrier = Literal["frames", "grpc"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """None leaves a setting to the service that owns it: its environment variable, else its default."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_model_len: int | None = None
+    """Prompt and output tokens of one sequence."""
+    max_num_seqs: int | None = None
+    """Sequences that run at once."""
+    max_num_batched_tokens: int | None = None
+    """Tokens computed in one step."""
+    block_size: int | None = None
+    """Tokens per KV block."""
+    num_blocks: int | None = None
+    """Blocks in the KV pool."""
+    prefix_cache: bool = True
+    pipeline_depth: int | None = None
+    """Steps on their way at once."""
+    log_level: LogLevel = "warning"
+    carrier: Carrier = "frames"
+    """How messages travel between the processes."""
+
+    @property
+    def url(self) -> str:
+        """Where the gateway answers, as a client on this machine writes it."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "") else "::1" if self.host == "::" else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"

@@ -1,0 +1,101 @@
+"""The four services as child processes: their commands, settings and addresses on this host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.cli.models import PreparedModel
+from octavo.cli.serve_options import ServeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    """One child process as it is to be started, and started again."""
+
+    name: str
+    command: tuple[str, ...]
+    settings: dict[str, str]
+    """Environment variables on top of the supervisor's own."""
+    stop_within_s: float = 1.0
+    """Seconds from SIGTERM to SIGKILL."""
+
+
+def admin_address(run_dir: Path, service: str) -> str:
+    """Where a service answers health and metrics calls: `grpc+unix://PATH`."""
+    return f"grpc+unix://{run_dir}/{service}.grpc.sock"
+
+
+def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path) -> list[ServiceProcess]:
+    """The services in the order in which they start; they stop in the opposite order.
+
+    Their sockets are in `run_dir`, which only this user should be able to enter.
+    """
+
+    def stream_address(service: str) -> str:
+        return f"frames://{run_dir}/{service}.sock" if options.carrier == "frames" else admin_address(run_dir, service)
+
+    def listen(service: str) -> str:
+        return json.dumps([f"frames://{run_dir}/{service}.sock", admin_address(run_dir, service)])
+
+    limits = {
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_model_len": options.max_model_len,
+    }
+    kvmanager = _process("kvmanager", options, {"listen": listen("kvmanager")}, drain_s=0.2)
+    worker = _process(
+        "worker",
+        options,
+        {
+            "listen": listen("worker"),
+            "model": model.folder,
+            "model_name": model.name,
+            "block_size": options.block_size,
+            "num_blocks": options.num_blocks,
+            **limits,
+        },
+        drain_s=0.5,
+    )
+    scheduler = _process(
+        "scheduler",
+        options,
+        {
+            "listen": listen("scheduler"),
+            "kvmanager": stream_address("kvmanager"),
+            "worker": stream_address("worker"),
+            "pipeline_depth": options.pipeline_depth,
+            "prefix_cache": options.prefix_cache,
+            **limits,
+        },
+        drain_s=0.5,
+    )
+    gateway = _process(
+        "gateway",
+        options,
+        {
+            "host": options.host,
+            "port": options.port,
+            "scheduler": stream_address("scheduler"),
+            "scheduler_admin": admin_address(run_dir, "scheduler"),
+            "model": model.folder,
+        },
+        drain_s=1.5,
+    )
+    return [kvmanager, worker, scheduler, gateway]
+
+
+def _process(name: str, options: ServeOptions, settings: dict[str, object], drain_s: float) -> ServiceProcess:
+    settings = {"log_level": options.log_level, "drain_grace_s": drain_s, **settings}
+    return ServiceProcess(
+        name=name,
+        command=(sys.executable, "-m", f"octavo.{name}.main"),
+        settings={
+            f"OCTAVO_{name.upper()}_{setting.upper()}": str(value)
+            for setting, value in settings.items()
+            if value is not None
+        },
+        stop_within_s=drain_s + 0.5,
+    )
