@@ -1,9 +1,9 @@
 """What can be wrong with a model argument. Every message says what to do.
 
-    ModelError
-    ├── ModelNotFoundError       nothing there, or the hub cannot be reached
-    ├── IncompleteModelError     a folder or a download that lacks something
-    └── UnsupportedModelError    an architecture, tokenizer or file format that Octavo does not run
+ModelError
+├── ModelNotFoundError       nothing there, or the hub cannot be reached
+├── IncompleteModelError     a folder or a download that lacks something
+└── UnsupportedModelError    an architecture, tokenizer or file format that Octavo does not run
 """
 
 from __future__ import annotations

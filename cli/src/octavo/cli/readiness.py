@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import grpc
@@ -34,8 +33,6 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _worker_state(address: Address) -> str:
-    if address.scheme == "grpc+unix" and not os.path.exists(address.target):
-        return "starting the services"
     async with grpc.aio.insecure_channel(address.grpc_target) as channel:
         call: Callable[..., grpc.aio.UnaryUnaryCall[pb.GetHealthRequest, pb.GetHealthResponse]] = (
             pb_grpc.AdminServiceStub(channel).GetHealth

@@ -62,7 +62,7 @@ class Supervisor:
         processes: Sequence[ServiceProcess],
         on_line: Callable[[str, str], None],
         on_event: Callable[[str], None],
-        policy: RestartPolicy = RestartPolicy(),  # noqa: B008: frozen
+        policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self._children = [_Child(spec) for spec in processes]
         self._on_line = on_line
