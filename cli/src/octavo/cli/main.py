@@ -12,7 +12,7 @@ from rich.console import Console
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
-from octavo.cli.serve_options import Carrier, ServeOptions
+from octavo.cli.serve_options import Carrier, ServeOptions, matching_limits
 from octavo.common.logs import LogLevel
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -53,7 +53,7 @@ def serve(
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=8, max=128, help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks in the pool. Left out: what fits.")] = None,
     no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
     pipeline_depth: Annotated[
@@ -74,6 +74,10 @@ def serve(
     """
     from octavo.cli.serve import EXIT_FAILED, PortInUseError, check_port, serve_processes
 
+    try:
+        max_num_seqs, max_num_batched_tokens = matching_limits(max_num_seqs, max_num_batched_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     options = ServeOptions(
         host=host,
         port=port,

@@ -62,7 +62,7 @@ async def _supervise(options: ServeOptions, model: PreparedModel, run_dir: Path,
     )
     stop_requested, kill_requested = _watch_signals()
     running = asyncio.create_task(supervisor.run())
-    greeting = asyncio.create_task(_greet_when_ready(options, model, run_dir, screen))
+    greeting = asyncio.create_task(_greet_when_ready(options, model, run_dir, supervisor, screen))
     stopping = asyncio.create_task(stop_requested.wait())
     try:
         with screen.status_line():
@@ -115,8 +115,11 @@ def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-async def _greet_when_ready(options: ServeOptions, model: PreparedModel, run_dir: Path, screen: Screen) -> None:
+async def _greet_when_ready(
+    options: ServeOptions, model: PreparedModel, run_dir: Path, supervisor: Supervisor, screen: Screen
+) -> None:
     await wait_until_ready(options.url, Address.parse(admin_address(run_dir, "worker")), screen.progress)
+    supervisor.mark_ready()
     screen.say(greeting_text(options.url, model.name))
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import ServeOptions
+from octavo.common.links import Address
+
+_PASSIVE_WAIT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+"""OpenMP threads that spin while they wait slow a worker down many times over once a neighbour uses a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,8 @@ class ServiceProcess:
     command: tuple[str, ...]
     settings: dict[str, str]
     """Environment variables on top of the supervisor's own."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Environment variables where the supervisor's own has none."""
     stop_within_s: float = 1.0
     """Seconds from SIGTERM to SIGKILL."""
 
@@ -58,6 +66,7 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             **limits,
         },
         drain_s=0.5,
+        defaults=_PASSIVE_WAIT,
     )
     scheduler = _process(
         "scheduler",
@@ -79,7 +88,7 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "host": options.host,
             "port": options.port,
             "scheduler": stream_address("scheduler"),
-            "scheduler_admin": admin_address(run_dir, "scheduler"),
+            "scheduler_admin": Address.parse(admin_address(run_dir, "scheduler")).grpc_target,
             "model": model.folder,
         },
         drain_s=1.5,
@@ -87,7 +96,13 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
     return [kvmanager, worker, scheduler, gateway]
 
 
-def _process(name: str, options: ServeOptions, settings: dict[str, object], drain_s: float) -> ServiceProcess:
+def _process(
+    name: str,
+    options: ServeOptions,
+    settings: dict[str, object],
+    drain_s: float,
+    defaults: Mapping[str, str] = MappingProxyType({}),
+) -> ServiceProcess:
     settings = {"log_level": options.log_level, "drain_grace_s": drain_s, **settings}
     return ServiceProcess(
         name=name,
@@ -97,5 +112,6 @@ def _process(name: str, options: ServeOptions, settings: dict[str, object], drai
             for setting, value in settings.items()
             if value is not None
         },
+        defaults=dict(defaults),
         stop_within_s=drain_s + 0.5,
     )

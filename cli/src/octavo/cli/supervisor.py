@@ -22,6 +22,8 @@ from octavo.cli.service_processes import ServiceProcess
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _LINES_KEPT = 20
+_BAD_SETTINGS = 2
+"""Exit status of a service that refuses its settings: starting it again would change nothing."""
 _MAX_LINE_BYTES = 1 << 20
 
 
@@ -36,6 +38,8 @@ class RestartPolicy:
     """A child that lives longer than this has recovered, and its deaths are counted anew."""
     max_quick_deaths: int = 5
     """After so many in a row the supervisor gives up."""
+    max_deaths_before_ready: int = 2
+    """The same while the services have never been ready yet: then it is likely a mistake that stays."""
 
 
 class ServiceGaveUpError(Exception):
@@ -62,13 +66,14 @@ class Supervisor:
         processes: Sequence[ServiceProcess],
         on_line: Callable[[str, str], None],
         on_event: Callable[[str], None],
-        policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
+        policy: RestartPolicy = RestartPolicy(),
     ) -> None:
         self._children = [_Child(spec) for spec in processes]
         self._on_line = on_line
         self._on_event = on_event
         self._policy = policy
         self._stopping = asyncio.Event()
+        self._was_ready = False
 
     async def run(self) -> None:
         """Start all children in order and keep them running until `stop`.
@@ -98,6 +103,10 @@ class Supervisor:
         for child in self._children:
             _kill_group(child)
 
+    def mark_ready(self) -> None:
+        """Say that the services work together: from here on a death counts as an accident."""
+        self._was_ready = True
+
     def is_running(self, service: str) -> bool:
         """Whether the service has a live process at this moment."""
         return any(child.spec.name == service and _is_alive(child) for child in self._children)
@@ -108,7 +117,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **child.spec.settings},
+            env={"PYTHONUNBUFFERED": "1", **child.spec.defaults, **os.environ, **child.spec.settings},
             process_group=0,
             preexec_fn=_die_with(os.getpid()),
             limit=_MAX_LINE_BYTES,
@@ -148,11 +157,12 @@ class Supervisor:
             self._on_line(child.spec.name, text)
 
     def _give_up_if_hopeless(self, child: _Child, status: int) -> None:
-        if child.quick_deaths < self._policy.max_quick_deaths:
+        allowed = self._policy.max_quick_deaths if self._was_ready else self._policy.max_deaths_before_ready
+        if child.quick_deaths < allowed and status != _BAD_SETTINGS:
             return
         lines = "\n".join(f"    {line}" for line in child.last_lines) or "    (it wrote nothing)"
         raise ServiceGaveUpError(
-            f"{child.spec.name} {_describe(status)}, {child.quick_deaths} times in a row. Its last lines:\n{lines}"
+            f"{child.spec.name} {_describe(status)}, {_times(child.quick_deaths)}. Its last lines:\n{lines}"
         )
 
     async def _stop_child(self, child: _Child) -> None:
@@ -186,6 +196,10 @@ def _describe(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
