@@ -1,0 +1,1 @@
+"""Octavo's OpenAI-compatible HTTP server: owns connections, tokenization and everything the client sees as text."""

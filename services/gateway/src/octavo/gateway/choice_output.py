@@ -1,0 +1,156 @@
+"""One choice of a request on its way to the client: owns the text and the tokens that are not sent yet.
+
+Text leaves as soon as it is certain: no character of it is incomplete, and none may belong to a stop string. Where
+tokens are listed beside the text (log-probabilities or token ids are asked for), text leaves at borders of tokens
+only, so that the listed tokens decode to exactly the text beside them. The last delta of a choice lists all tokens
+that are left, also those whose text a stop string cut off; hence the lists add up to `num_tokens`.
+
+A token that ends the choice (end-of-sequence, or one of the request's stop token ids) is counted and listed, and has
+no text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from octavo.common.errors import ProtocolError
+from octavo.common.messages.generation import ChoiceFinished, FinishReason, SampledToken, TokenLogprobs
+from octavo.gateway.detokenization import IncrementalDetokenizer, TokenPieces
+from octavo.gateway.stop_strings import StopMatcher, StopStrings
+
+_FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """What is the same for all choices of a request."""
+
+    pieces: TokenPieces
+    skip_special_tokens: bool
+    stops: StopStrings | None
+    ending_token_ids: frozenset[int]
+    """Ids that end a choice."""
+    lists_tokens: bool
+    """Tokens are listed beside the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """One listed token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    piece: bytes | None
+    """Bytes that it adds to the text; None if it has no text."""
+    text_offset: int
+    """Characters of the choice's text before it."""
+    end: int
+    """Characters of the text that must have been sent for all of this token's text to be out."""
+    is_border: bool
+    """The text may be cut after it: it does not end inside a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new for the client."""
+
+    text: str
+    tokens: list[OutputToken]
+    """Empty unless the request lists tokens."""
+    finish_reason: str | None
+    stop_reason: str | int | None
+    """The stop string or the stop token id that ended the choice."""
+
+
+class ChoiceOutput:
+    """Takes tokens, gives deltas."""
+
+    def __init__(self, rules: OutputRules) -> None:
+        self._rules = rules
+        self._detokenizer = IncrementalDetokenizer(rules.pieces, rules.skip_special_tokens)
+        self._matcher = StopMatcher(rules.stops) if rules.stops is not None else None
+        self._unsent_text = ""
+        self._unlisted: deque[OutputToken] = deque()
+        self._num_chars = 0
+        """Characters of the text so far, sent or not."""
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+        self.num_tokens = 0
+        """Tokens that count as output."""
+
+    @property
+    def is_finished(self) -> bool:
+        """No more tokens are taken. By a stop string, this comes before the scheduler's own word."""
+        return self._finish_reason is not None
+
+    def push(self, token: SampledToken) -> None:
+        """Take the next token; one after the end, from a step that was under way, is dropped."""
+        if self._finish_reason is not None:
+            return
+        self.num_tokens += 1
+        start, token_id = self._num_chars, token.token_id
+        is_ending = token_id in self._rules.ending_token_ids
+        if not is_ending:
+            self._append(self._detokenizer.push(token_id))
+        if self._rules.lists_tokens:
+            is_inside = self._detokenizer.is_inside_character
+            piece = None if is_ending else self._detokenizer.piece or None
+            start = min(start, self._num_chars)
+            self._unlisted.append(
+                OutputToken(token_id, token.logprobs, piece, start, self._num_chars + is_inside, not is_inside)
+            )
+
+    def finish(self, end: ChoiceFinished) -> None:
+        """Take the scheduler's last word; after a stop string it changes nothing."""
+        if self._finish_reason is not None:
+            return
+        if end.reason not in _FINISH_REASONS:
+            raise ProtocolError("the scheduler aborted a choice that nobody gave up")
+        self._append(self._detokenizer.flush())
+        if self._finish_reason is None:
+            self._finish_reason = _FINISH_REASONS[end.reason]
+            self._stop_reason = end.stop_token_id
+
+    def _append(self, text: str) -> None:
+        if not text:
+            return
+        self._unsent_text += text
+        self._num_chars += len(text)
+        match = self._matcher.feed(text) if self._matcher is not None else None
+        if match is not None:
+            num_cut = len(text) - match.end + len(match.stop)
+            self._unsent_text = self._unsent_text[:-num_cut]
+            self._num_chars -= num_cut
+            self._finish_reason, self._stop_reason = "stop", match.stop
+
+    def take(self) -> Delta | None:
+        """What may be sent at this point, or None if that is nothing."""
+        if self._finish_reason is not None:
+            delta = Delta(self._unsent_text, list(self._unlisted), self._finish_reason, self._stop_reason)
+            self._unsent_text = ""
+            self._unlisted.clear()
+            return delta
+        num_held = self._matcher.num_held_chars if self._matcher is not None else 0
+        if self._rules.lists_tokens:
+            return self._take_tokens(self._num_chars - num_held)
+        text = self._cut(len(self._unsent_text) - num_held)
+        return Delta(text, [], None, None) if text else None
+
+    def _take_tokens(self, certain_end: int) -> Delta | None:
+        """The longest run of tokens that ends at a border, at most `certain_end` characters into the text."""
+        num_tokens = 0
+        for index, token in enumerate(self._unlisted):
+            if token.end > certain_end:
+                break
+            if token.is_border:
+                num_tokens = index + 1
+        if not num_tokens:
+            return None
+        tokens = [self._unlisted.popleft() for _ in range(num_tokens)]
+        num_unsent_after = self._num_chars - tokens[-1].end
+        return Delta(self._cut(len(self._unsent_text) - num_unsent_after), tokens, None, None)
+
+    def _cut(self, num_chars: int) -> str:
+        text, self._unsent_text = self._unsent_text[:num_chars], self._unsent_text[num_chars:]
+        return text

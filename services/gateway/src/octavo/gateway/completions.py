@@ -1,0 +1,167 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from octavo.common.messages.generation import ModelInfo
+from octavo.gateway import sse
+from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
+from octavo.gateway.config import GatewayConfig
+from octavo.gateway.detokenization import TokenPieces
+from octavo.gateway.generation_response import GenerationJob, GenerationResponse
+from octavo.gateway.logprobs import finite
+from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
+from octavo.gateway.request_checks import (
+    CheckedOptions,
+    PromptInput,
+    check_options,
+    complete_prompt,
+    parse_prompts,
+    served_model,
+)
+from octavo.gateway.request_context import read_body
+from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.stop_strings import StopStrings
+from octavo.gateway.tokenization import ModelTokenizer
+
+
+class CompletionFormat:
+    """The bodies of completions. Choice `i * n + j` is the j-th of prompt i."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model_name: str,
+        prompts: Sequence[Prompt],
+        request: CompletionRequest,
+        pieces: TokenPieces,
+    ) -> None:
+        options = request.stream_options
+        self._envelope = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model_name,
+        }
+        self._frame = sse.ChunkFrame(self._envelope, usage_is_null=bool(options and options.include_usage))
+        self._prompts = prompts
+        self._n = prompts[0].params.n
+        self._has_logprobs = request.logprobs is not None
+        self._has_token_ids = bool(request.return_token_ids)
+        self._pieces = pieces
+        self._begun: set[int] = set()
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        return self._frame.chunk(self._choice(choice, delta))
+
+    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
+        return sse.event({**self._envelope, "choices": [], "usage": usage})
+
+    def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        entries = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self._envelope, "choices": entries, "usage": usage}
+
+    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": self._logprobs(delta.tokens) if self._has_logprobs else None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._has_token_ids:
+            entry["token_ids"] = [token.token_id for token in delta.tokens]
+            if index not in self._begun:
+                self._begun.add(index)
+                entry["prompt_token_ids"] = list(self._prompts[index // self._n].token_ids)
+        return entry
+
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        names = [self._pieces.name(token.token_id) for token in tokens]
+        return {
+            "tokens": names,
+            "token_logprobs": [finite(token.logprobs.sampled) if token.logprobs else None for token in tokens],
+            "top_logprobs": [self._top(name, token) for name, token in zip(names, tokens, strict=True)],
+            "text_offset": [token.text_offset for token in tokens],
+        }
+
+    def _top(self, name: str, token: OutputToken) -> dict[str, float]:
+        """The most likely tokens, and the sampled one if it is not among them."""
+        logprobs = token.logprobs
+        if logprobs is None:
+            return {}
+        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+        top = {self._pieces.name(token_id): finite(value) for token_id, value in pairs}
+        top.setdefault(name, finite(logprobs.sampled))
+        return top
+
+
+def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+    schema = {"requestBody": {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}}}
+
+    @routes.post("/v1/completions", openapi_extra=schema)
+    async def create_completion(request: Request) -> Response:
+        body = parse_completion(await read_body(request, config.max_body_bytes))
+        model = served_model(client, body.model)
+        inputs = parse_prompts(body.prompt, config, model)
+        options = check_options(body, len(inputs), config, model)
+        prompts = await _encode(inputs, body, options, model, tokenizer)
+        request_id = request.state.request_id
+        answer_format = CompletionFormat(request_id, model.model_name, prompts, body, tokenizer.pieces)
+        return GenerationResponse(
+            client,
+            GenerationJob(
+                request_id=request_id,
+                prompts=prompts,
+                cache_salt=(body.cache_salt or "").encode(),
+                rules=output_rules(body, options, model, tokenizer.pieces),
+                answer_format=answer_format,
+                is_stream=bool(body.stream),
+                includes_usage=bool(body.stream_options and body.stream_options.include_usage),
+                received_s=request.state.received_s,
+            ),
+        )
+
+    return routes
+
+
+async def _encode(
+    inputs: Sequence[PromptInput],
+    body: CompletionRequest,
+    options: CheckedOptions,
+    model: ModelInfo,
+    tokenizer: ModelTokenizer,
+) -> list[Prompt]:
+    texts = [prompt for prompt in inputs if isinstance(prompt, str)]
+    encoded = iter(await tokenizer.encode(texts, body.add_special_tokens is not False))
+    is_list = isinstance(body.prompt, list) and isinstance(body.prompt[0], str | list)
+    return [
+        complete_prompt(
+            next(encoded) if isinstance(prompt, str) else prompt,
+            f"prompt[{index}]" if is_list else "prompt",
+            options,
+            model,
+        )
+        for index, prompt in enumerate(inputs)
+    ]
+
+
+def output_rules(
+    body: GenerationRequest, options: CheckedOptions, model: ModelInfo, pieces: TokenPieces
+) -> OutputRules:
+    """How the text of a request's choices is made, the same on both routes."""
+    eos_token_ids = () if options.params.ignore_eos else model.eos_token_ids
+    return OutputRules(
+        pieces=pieces,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        stops=StopStrings(options.stops) if options.stops else None,
+        ending_token_ids=frozenset(options.params.stop_token_ids).union(eos_token_ids),
+        lists_tokens=options.wants_logprobs or bool(body.return_token_ids),
+    )

@@ -1,0 +1,70 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from octavo.common.service_config import AddressSetting, ServiceConfig
+
+
+class GatewayConfig(ServiceConfig):
+    """The gateway's settings, from flags, `OCTAVO_GATEWAY_*` environment variables and a YAML file."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTAVO_GATEWAY_")
+
+    model: Path
+    """Folder with tokenizer.json and, for chat, tokenizer_config.json or chat_template.jinja."""
+
+    scheduler: AddressSetting
+    """Where the scheduler listens."""
+
+    scheduler_admin: str | None = None
+    """gRPC target (HOST:PORT or unix:PATH) of the scheduler's admin service, whose metrics /metrics shows as well."""
+
+    host: str = "127.0.0.1"
+    """Interface that HTTP is served on."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """TCP port that HTTP is served on; 0 takes a free one."""
+
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds for one attempt to reach the scheduler."""
+
+    queue_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a request may wait for its first blocks before it fails with 503."""
+
+    token_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds without any news of a started request before it fails with 503."""
+
+    max_open_requests: int = Field(default=8192, gt=0)
+    """Prompts that this gateway has with the scheduler at once; more get 429."""
+
+    max_body_bytes: int = Field(default=8 * 2**20, gt=0)
+    """Size of a request's body; larger ones get 413."""
+
+    max_prompts: int = Field(default=256, gt=0)
+    """Prompts in one request."""
+
+    max_n: int = Field(default=128, gt=0)
+    """Choices for one prompt."""
+
+    max_choices: int = Field(default=1024, gt=0)
+    """Prompts times choices in one request."""
+
+    max_stop_strings: int = Field(default=16, gt=0)
+    """Stop strings in one request."""
+
+    max_stop_chars: int = Field(default=256, gt=0)
+    """Length of one stop string."""
+
+    max_stop_token_ids: int = Field(default=128, gt=0)
+    """Stop token ids in one request."""
+
+    max_logprobs: int = Field(default=20, ge=0)
+    """Most likely tokens that may be asked for beside each sampled one."""
+
+    tokenizer_threads: int = Field(default=2, gt=0)
+    """Threads that encode long prompts."""

@@ -1,0 +1,219 @@
+"""Runs one generation and writes its answer: as events while it grows, or as one body at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.common.errors import OctavoError, ProtocolError
+from octavo.common.messages.generation import ChoiceFinished, SampledToken
+from octavo.gateway import metrics, sse
+from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
+from octavo.gateway.http_errors import report_of
+from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
+
+log = structlog.get_logger()
+
+CLIENT_GONE_STATUS = 499
+"""Logged for a client that left; nobody receives it."""
+
+
+class AnswerFormat(Protocol):
+    """How a route writes its answers. One object per request."""
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        """The event for what is new of one choice."""
+
+    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
+        """The event with no choices that follows the last one of any choice."""
+
+    def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """A checked request."""
+
+    request_id: str
+    prompts: Sequence[Prompt]
+    cache_salt: bytes
+    rules: OutputRules
+    answer_format: AnswerFormat
+    is_stream: bool
+    includes_usage: bool
+    """A stream ends with the token counts. A body always has them."""
+    received_s: float
+    """`time.perf_counter()` at the request's arrival."""
+
+
+class GenerationResponse(Response):
+    """Generates when it is called, so that whatever ends the call also ends the generation.
+
+    Headers are sent with the first news from the scheduler: a request that it refuses still gets its own status.
+    When the client leaves, the generation is aborted at once.
+    """
+
+    def __init__(self, client: SchedulerClient, job: GenerationJob) -> None:
+        super().__init__()
+        self._client, self._job = client, job
+        self._run = _Run(job)
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.ensure_future(self._answer(send))
+        departure = asyncio.ensure_future(_until_disconnect(receive))
+        try:
+            await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            departure.cancel()
+            is_gone = not answer.done()
+            answer.cancel()
+        if not is_gone and not isinstance(answer.exception(), OSError):
+            answer.result()
+            return
+        scope.setdefault("state", {})["client_is_gone"] = True
+        metrics.CLIENT_DISCONNECTS.inc()
+        await asyncio.wait({answer})
+
+    async def _answer(self, send: Send) -> None:
+        job = self._job
+        generation = self._client.submit(job.request_id, job.prompts, job.cache_salt)
+        with generation, metrics.OPEN_GENERATIONS.track_inprogress():
+            if job.is_stream:
+                await self._stream(generation, send)
+            else:
+                await self._collect(generation, send)
+        self._run.observe_end()
+
+    async def _stream(self, generation: Generation, send: Send) -> None:
+        job, run = self._job, self._run
+        try:
+            async for events in generation:
+                await self._begin(send, b"text/event-stream; charset=utf-8")
+                deltas = run.take(events, generation)
+                if deltas:
+                    chunk = b"".join([job.answer_format.chunk(choice, delta) for choice, delta in deltas])
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            run.check_all_ended()
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            if not isinstance(error, OctavoError):
+                log.exception("stream failed", request_id=job.request_id)
+            await send({"type": "http.response.body", "body": sse.event(report_of(error).body), "more_body": False})
+            return
+        end = job.answer_format.usage_chunk(run.usage(generation)) if job.includes_usage else b""
+        await send({"type": "http.response.body", "body": end + sse.DONE, "more_body": False})
+
+    async def _collect(self, generation: Generation, send: Send) -> None:
+        run = self._run
+        collected: list[list[Delta]] = [[] for _ in run.outputs]
+        async for events in generation:
+            for choice, delta in run.take(events, generation):
+                collected[choice].append(delta)
+        run.check_all_ended()
+        choices = [_joined(deltas) for deltas in collected]
+        body = orjson.dumps(self._job.answer_format.body(choices, run.usage(generation)))
+        await self._begin(send, b"application/json", len(body))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _begin(self, send: Send, media_type: bytes, length: int | None = None) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        headers = [(b"content-type", media_type)]
+        if length is None:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class _Run:
+    """The outputs of all choices, and what is measured of them."""
+
+    def __init__(self, job: GenerationJob) -> None:
+        self._job = job
+        num_choices = len(job.prompts) * job.prompts[0].params.n
+        self.outputs = [ChoiceOutput(job.rules) for _ in range(num_choices)]
+        self._is_closed = [False] * num_choices
+        self._last_token_s: list[float | None] = [None] * num_choices
+        self._has_token = False
+
+    def take(self, events: list[tuple[int, GenerationEvent]], generation: Generation) -> list[tuple[int, Delta]]:
+        """What the events bring for the client, one delta per choice at most."""
+        num_new_tokens: dict[int, int] = {}
+        for choice, event in events:
+            if self._is_closed[choice]:
+                continue
+            if type(event) is SampledToken:
+                output = self.outputs[choice]
+                output.push(event)
+                num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
+                if output.is_finished:
+                    generation.abort_choice(choice)
+            elif type(event) is ChoiceFinished:
+                self.outputs[choice].finish(event)
+                num_new_tokens.setdefault(choice, 0)
+        if not num_new_tokens:
+            return []
+        self._observe_tokens(num_new_tokens)
+        deltas = []
+        for choice in num_new_tokens:
+            delta = self.outputs[choice].take()
+            if delta is not None:
+                self._is_closed[choice] = delta.finish_reason is not None
+                deltas.append((choice, delta))
+        return deltas
+
+    def _observe_tokens(self, num_new_tokens: dict[int, int]) -> None:
+        now_s = time.perf_counter()
+        for choice, num_tokens in num_new_tokens.items():
+            if not num_tokens:
+                continue
+            last_s = self._last_token_s[choice]
+            self._last_token_s[choice] = now_s
+            if last_s is not None:
+                for _ in range(num_tokens):
+                    metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens)
+            elif not self._has_token:
+                self._has_token = True
+                metrics.TTFT_SECONDS.observe(now_s - self._job.received_s)
+
+    def check_all_ended(self) -> None:
+        if not all(self._is_closed):
+            raise ProtocolError("the scheduler ended a request before all of its choices")
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
+        num_output_tokens = sum(output.num_tokens for output in self.outputs)
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        }
+
+    def observe_end(self) -> None:
+        metrics.PROMPT_TOKENS.inc(sum(len(prompt.token_ids) for prompt in self._job.prompts))
+        metrics.OUTPUT_TOKENS.inc(sum(output.num_tokens for output in self.outputs))
+        metrics.REQUEST_SECONDS.observe(time.perf_counter() - self._job.received_s)
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return Delta("".join(d.text for d in deltas), tokens, deltas[-1].finish_reason, deltas[-1].stop_reason)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,113 @@
+"""What clients see of errors: the one table from error class to HTTP status, and the OpenAI error body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from octavo.common.errors import (
+    InternalError,
+    InvalidRequestError,
+    LinkClosedError,
+    NotReadyError,
+    NumericError,
+    OctavoError,
+    OverloadedLinkError,
+    PromptTooLongError,
+    ProtocolError,
+    QueueFullError,
+    TokenOutOfRangeError,
+    UnknownModelError,
+)
+
+RETRY_AFTER_S = 1
+
+
+class FieldError(Exception):
+    """A field of the request has a value that is not accepted."""
+
+    def __init__(self, param: str | None, message: str, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.message, self.code, self.status = param, message, code, status
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """How one class of error looks from outside."""
+
+    status: int
+    type: str
+    code: str | None = None
+    is_retryable: bool = False
+    """Sent with Retry-After."""
+    withholds_message: bool = False
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_UNAVAILABLE = ErrorKind(503, "service_unavailable_error", "service_unavailable", is_retryable=True)
+
+ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
+    InvalidRequestError: ErrorKind(400, _INVALID),
+    PromptTooLongError: ErrorKind(400, _INVALID, "context_length_exceeded"),
+    TokenOutOfRangeError: ErrorKind(400, _INVALID, "token_out_of_range"),
+    UnknownModelError: ErrorKind(404, _INVALID, "model_not_found"),
+    QueueFullError: ErrorKind(429, "rate_limit_error", "queue_full", is_retryable=True),
+    NotReadyError: _UNAVAILABLE,
+    OverloadedLinkError: _UNAVAILABLE,
+    LinkClosedError: _UNAVAILABLE,
+    NumericError: ErrorKind(500, _SERVER, "numeric_error"),
+    ProtocolError: ErrorKind(500, _SERVER, "internal_error", withholds_message=True),
+    InternalError: ErrorKind(500, _SERVER, "internal_error", withholds_message=True),
+    OctavoError: ErrorKind(500, _SERVER, "internal_error", withholds_message=True),
+}
+"""A class that is not listed counts as its nearest listed base."""
+
+_PARAMS: dict[type[OctavoError], str] = {UnknownModelError: "model"}
+_WITHHELD = "The server had an internal error."
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as it goes to the client."""
+
+    status: int
+    body: dict[str, Any]
+    """`{"error": {"message", "type", "param", "code"}}`"""
+    headers: dict[str, str]
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
+
+
+def report(status: int, message: str, error_type: str, param: str | None, code: str | None) -> ErrorReport:
+    """An error in the OpenAI shape."""
+    return ErrorReport(status, {"error": {"message": message, "type": error_type, "param": param, "code": code}}, {})
+
+
+def report_of(error: Exception) -> ErrorReport:
+    """How any exception is shown. What is not ours is an internal error, its text withheld."""
+    if isinstance(error, FieldError):
+        return report(error.status, error.message, _INVALID, error.param, error.code)
+    if not isinstance(error, OctavoError):
+        error = InternalError(_WITHHELD)
+    kind = kind_of(type(error))
+    message = _WITHHELD if kind.withholds_message else error.message
+    param = next((_PARAMS[base] for base in type(error).__mro__ if base in _PARAMS), None)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if kind.is_retryable else {}
+    return ErrorReport(kind.status, report(kind.status, message, kind.type, param, kind.code).body, headers)
+
+
+def kind_of(error_class: type[OctavoError]) -> ErrorKind:
+    """The entry of the table for a class."""
+    return next(ERROR_KINDS[base] for base in error_class.__mro__ if base in ERROR_KINDS)
+
+
+def report_of_status(status: int, detail: str, headers: dict[str, str]) -> ErrorReport:
+    """What the router itself refuses: unknown paths and methods."""
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    error_type = _SERVER if status >= 500 else _INVALID
+    return ErrorReport(status, report(status, detail, error_type, None, codes.get(status)).body, headers)

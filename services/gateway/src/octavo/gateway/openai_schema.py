@@ -1,0 +1,175 @@
+"""Bodies of requests, checked as strictly as JSON allows: 1 is not true, 1.0 is no token count, "1" is no number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from octavo.gateway.http_errors import FieldError
+from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, without_unoffered
+
+_MAX_INT32 = 2**31 - 1
+
+PositiveInt = Annotated[int, Field(ge=1, le=_MAX_INT32)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
+    )
+
+
+class StreamOptions(_Body):
+    """How a stream is framed."""
+
+    include_usage: bool | None = None
+    """One more chunk before the end, with no choices and the token counts."""
+    include_obfuscation: bool | None = None
+    """Accepted and without effect."""
+    continuous_usage_stats: Literal[False] | None = None
+    """Not offered."""
+
+
+class GenerationRequest(_Body):
+    """What both routes share. null is the default everywhere."""
+
+    model: str | None = None
+    """Name of the served model; absent means that one."""
+    max_tokens: PositiveInt | None = None
+    """Output tokens per choice. Default: 16 for completions, what fits the model's length for chat."""
+    n: PositiveInt | None = None
+    """Choices per prompt. Default 1."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Default 1. 0 is greedy, and so is anything below 0.0001."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Default 1: keep all."""
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    """Default 0, which like -1 keeps all."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Same seed, same tokens. Default: a random one per prompt."""
+    stop: str | list[str] | None = None
+    """The text ends before the first of these. None of them may be empty."""
+    stop_token_ids: list[int] | None = None
+    """Ids that end the text, also with `ignore_eos`."""
+    ignore_eos: bool | None = None
+    """Go on after the model's own end-of-sequence ids. Default false."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text. Default true."""
+    return_token_ids: bool | None = None
+    """Give the ids of the prompt and of the output beside the text. Default false."""
+    stream: bool | None = None
+    """Send server-sent events. Default false."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefix blocks are shared only between requests of equal salt."""
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    """A text, token ids, or a list of either; checked by `request_checks`."""
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Log-probabilities of the tokens, and of this many most likely ones at each place."""
+    add_special_tokens: bool | None = None
+    """Add what the tokenizer puts around a text, such as a start token. Default true. Token ids stay as they are."""
+
+
+class TextPart(_Body):
+    """One piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message. What only describes an earlier answer passes if it is null."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: content is one text, its parts joined by line ends."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        message: dict[str, Any] = {"role": self.role, "content": content or ""}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
+    """The later name of `max_tokens`."""
+    logprobs: bool | None = None
+    """Give log-probabilities. Default false."""
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Most likely tokens at each place; needs `logprobs`."""
+
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest)
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Raises FieldError."""
+    return _validate(CompletionRequest, without_unoffered(_json_object(body), COMPLETION_OPTIONS))
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Raises FieldError."""
+    return _validate(ChatRequest, without_unoffered(_json_object(body), CHAT_OPTIONS))
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise FieldError(None, f"the body is not valid JSON: {error}", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise FieldError(None, "the body is not a JSON object", "invalid_json")
+    return value
+
+
+def _validate(body_class: type[Body], values: dict[str, Any]) -> Body:
+    try:
+        return body_class.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _first_problem(error: ValidationError) -> FieldError:
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _path([part for part in problem["loc"] if not _is_union_branch(part)])
+    if problem["type"] == "extra_forbidden":
+        return FieldError(param, f"{param} is not a known field", "unknown_parameter")
+    code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
+    return FieldError(param, f"{param}: {problem['msg']}", code)
+
+
+def _is_union_branch(part: int | str) -> bool:
+    """Pydantic puts the kind it tried into the path of a field that may be of several kinds."""
+    return isinstance(part, str) and (part in ("str", "TextPart") or part.startswith(("list[", "constrained-")))
+
+
+def _path(parts: list[int | str]) -> str | None:
+    """`messages[0].content`"""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return path.lstrip(".") or None

@@ -1,0 +1,186 @@
+"""Checks that need the model or the limits, from a parsed body to what the scheduler is asked for."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.common.errors import NotReadyError, PromptTooLongError, UnknownModelError
+from octavo.common.messages.generation import ModelInfo, SamplingParams
+from octavo.gateway.config import GatewayConfig
+from octavo.gateway.http_errors import FieldError
+from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+
+DEFAULT_COMPLETION_TOKENS = 16
+_LOWEST_TEMPERATURE = 1e-4
+
+PromptInput = str | list[int]
+
+
+def served_model(client: SchedulerClient, name: str | None) -> ModelInfo:
+    """The model of a request. Raises NotReadyError and UnknownModelError."""
+    model = client.model
+    if model is None or client.why_not_ready:
+        raise NotReadyError(client.why_not_ready or "no model is loaded")
+    if name is not None and name != model.model_name:
+        raise UnknownModelError(f"the model {name!r} does not exist; this server has {model.model_name!r}")
+    return model
+
+
+def parse_prompts(value: Any, config: GatewayConfig, model: ModelInfo) -> list[PromptInput]:
+    """The prompts of a completion: a text, ids, or a list of either. Raises FieldError that names the position."""
+    if isinstance(value, str):
+        return [_checked_text(value, "prompt")]
+    if not isinstance(value, list):
+        raise FieldError("prompt", "prompt: must be a text, a list of token ids, or a list of either", "invalid_value")
+    if not value:
+        raise FieldError("prompt", "prompt: must not be empty", "invalid_value")
+    if not isinstance(value[0], str | list):
+        return [_checked_ids(value, "prompt", model)]
+    if len(value) > config.max_prompts:
+        raise FieldError("prompt", f"prompt: has {len(value)} prompts, at most {config.max_prompts} are allowed")
+    kind = type(value[0])
+    for index, prompt in enumerate(value):
+        if type(prompt) is not kind:
+            raise FieldError(f"prompt[{index}]", f"prompt[{index}]: is of another kind than prompt[0]", "invalid_value")
+    if kind is str:
+        return [_checked_text(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
+    return [_checked_ids(prompt, f"prompt[{index}]", model) for index, prompt in enumerate(value)]
+
+
+def _checked_text(text: str, param: str) -> str:
+    if not text:
+        raise FieldError(param, f"{param}: must not be empty", "invalid_value")
+    return text
+
+
+def _checked_ids(ids: list[Any], param: str, model: ModelInfo) -> list[int]:
+    if not ids:
+        raise FieldError(param, f"{param}: must not be empty", "invalid_value")
+    if len(ids) >= model.max_model_len:
+        raise PromptTooLongError(
+            f"this model's maximum context length is {model.max_model_len} tokens, but {param} has {len(ids)}, "
+            "and at least one is generated"
+        )
+    check_token_ids(ids, param, model.vocab_size)
+    return ids
+
+
+def check_token_ids(ids: list[Any], param: str, vocab_size: int) -> None:
+    """Raises FieldError for the first entry that is not an integer from 0 to vocab_size - 1."""
+    for position, token_id in enumerate(ids):
+        if type(token_id) is not int:
+            name = f"{param}[{position}]"
+            raise FieldError(name, f"{name}: is not an integer token id", "invalid_value")
+        if not 0 <= token_id < vocab_size:
+            name = f"{param}[{position}]"
+            message = f"{name}: token id {token_id} is not in the vocabulary, 0 to {vocab_size - 1}"
+            raise FieldError(name, message, "token_out_of_range")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """The options of a request, before its prompts are token ids."""
+
+    params: SamplingParams
+    """`max_tokens` is 0 where the request leaves it to the default; the seed is 0 where it gives none."""
+    default_max_tokens: int | None
+    """None: as many as fit."""
+    has_seed: bool
+    stops: tuple[str, ...]
+    wants_logprobs: bool
+
+
+def check_options(
+    request: CompletionRequest | ChatRequest, num_prompts: int, config: GatewayConfig, model: ModelInfo
+) -> CheckedOptions:
+    """Everything that can be refused before a prompt is tokenized. Raises FieldError."""
+    if request.stream_options is not None and not request.stream:
+        raise FieldError("stream_options", "stream_options: is only allowed with stream", "invalid_value")
+    if isinstance(request, CompletionRequest):
+        num_logprobs, max_tokens = request.logprobs, request.max_tokens
+        _at_most("logprobs", num_logprobs or 0, config.max_logprobs)
+    else:
+        num_logprobs, max_tokens = _chat_logprobs(request, config), _chat_max_tokens(request)
+    n = request.n or 1
+    _at_most("n", n, config.max_n)
+    _at_most("n", n * num_prompts, config.max_choices, "choices over all prompts")
+    if max_tokens is not None and max_tokens > model.max_model_len:
+        raise PromptTooLongError(
+            f"this model's maximum context length is {model.max_model_len} tokens, but max_tokens is {max_tokens}"
+        )
+    temperature = 1.0 if request.temperature is None else float(request.temperature)
+    params = SamplingParams(
+        max_tokens=max_tokens or 0,
+        n=n,
+        temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
+        top_p=1.0 if request.top_p is None else float(request.top_p),
+        top_k=max(request.top_k or 0, 0),
+        seed=(request.seed or 0) % 2**64,
+        stop_token_ids=_stop_token_ids(request, config, model),
+        ignore_eos=bool(request.ignore_eos),
+        num_logprobs=num_logprobs,
+    )
+    default = DEFAULT_COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
+    return CheckedOptions(params, default, request.seed is not None, _stops(request, config), num_logprobs is not None)
+
+
+def _at_most(param: str, value: int, limit: int, what: str = "") -> None:
+    if value > limit:
+        raise FieldError(param, f"{param}: {value} {what}{' ' if what else ''}is above the limit of {limit}")
+
+
+def _chat_logprobs(request: ChatRequest, config: GatewayConfig) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs: is only allowed with logprobs", "invalid_value")
+    _at_most("top_logprobs", request.top_logprobs or 0, config.max_logprobs)
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _chat_max_tokens(request: ChatRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = "max_tokens: is the earlier name of max_completion_tokens, and differs from it"
+        raise FieldError("max_tokens", message, "invalid_value")
+    return old if new is None else new
+
+
+def _stops(request: GenerationRequest, config: GatewayConfig) -> tuple[str, ...]:
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    _at_most("stop", len(stops), config.max_stop_strings, "stop strings")
+    for index, stop in enumerate(stops):
+        param = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
+        if not stop:
+            raise FieldError(param, f"{param}: must not be empty", "invalid_value")
+        _at_most(param, len(stop), config.max_stop_chars, "characters")
+    return tuple(stops)
+
+
+def _stop_token_ids(request: GenerationRequest, config: GatewayConfig, model: ModelInfo) -> tuple[int, ...]:
+    ids = request.stop_token_ids or []
+    _at_most("stop_token_ids", len(ids), config.max_stop_token_ids, "ids")
+    check_token_ids(ids, "stop_token_ids", model.vocab_size)
+    return tuple(ids)
+
+
+def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, model: ModelInfo) -> Prompt:
+    """A prompt with its defaults filled in.
+
+    Raises FieldError for no tokens or ids that the model does not have, PromptTooLongError if it does not fit.
+    """
+    if not token_ids:
+        raise FieldError(param, f"{param}: gives no tokens", "invalid_value")
+    if max(token_ids) >= model.vocab_size:
+        check_token_ids(token_ids, param, model.vocab_size)
+    params, num_free = options.params, model.max_model_len - len(token_ids)
+    requested = params.max_tokens or 1
+    if requested > num_free:
+        raise PromptTooLongError(
+            f"this model's maximum context length is {model.max_model_len} tokens, but {len(token_ids) + requested} "
+            f"are requested: {len(token_ids)} in the prompt and {requested} to generate"
+        )
+    max_tokens = params.max_tokens or min(options.default_max_tokens or num_free, num_free)
+    seed = params.seed if options.has_seed else secrets.randbits(64)
+    return Prompt(tuple(token_ids), replace(params, max_tokens=max_tokens, seed=seed))

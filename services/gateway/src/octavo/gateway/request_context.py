@@ -1,0 +1,88 @@
+"""What surrounds every request: its id, its log line, its metrics, and an answer to errors nobody expected."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.gateway import metrics
+from octavo.gateway.generation_response import CLIENT_GONE_STATUS
+from octavo.gateway.http_errors import FieldError, report_of
+
+log = structlog.get_logger()
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
+_QUIET_PATHS = ("/health/", "/metrics")
+
+
+class RequestContextMiddleware:
+    """Sets `request.state.request_id` and `received_s`; answers with `x-request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received_s = time.perf_counter()
+        request_id = _request_id(scope)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["received_s"] = request_id, received_s
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("request failed", request_id=request_id)
+            if status == 0:
+                await report_of(error).response()(scope, receive, send_with_id)
+        if state.get("client_is_gone"):
+            status = CLIENT_GONE_STATUS
+        self._record(scope, request_id, status, time.perf_counter() - received_s)
+
+    def _record(self, scope: Scope, request_id: str, status: int, duration_s: float) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "unknown")
+        metrics.HTTP_REQUESTS.labels(path, str(status)).inc()
+        write = log.debug if path.startswith(_QUIET_PATHS) else log.info
+        write("request finished", request_id=request_id, route=path, status=status, duration_s=round(duration_s, 4))
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's x-request-id if it is short and plain, else a fresh one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.match(given := value.decode("latin-1")):
+            return str(given)
+    return uuid.uuid4().hex
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The request's body. Raises FieldError with status 413 as soon as it is known to be longer than `max_bytes`."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> FieldError:
+    return FieldError(None, f"the body is larger than {max_bytes} bytes", "body_too_large", status=413)

@@ -1,0 +1,302 @@
+"""The gateway's end of the stream to the scheduler: owns request numbers and what each running request waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, QueueFullError, from_reason
+from octavo.common.links import Link
+from octavo.common.messages.generation import (
+    Abort,
+    ChoiceFinished,
+    GatewayMessage,
+    ModelInfo,
+    RequestStarted,
+    SampledToken,
+    SamplingParams,
+    SchedulerMessage,
+    SchedulerStatus,
+    Submit,
+    TokenBatch,
+)
+
+log = structlog.get_logger()
+
+GenerationEvent = RequestStarted | SampledToken | ChoiceFinished
+Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
+
+_NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
+_MAX_REQUEST_NO = 2**31 - 1
+_FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
+_DEADLINE_CHECK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, and how its choices are sampled."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class _Part:
+    """One prompt of a generation: a request on the stream."""
+
+    __slots__ = ("first_choice", "generation", "is_started", "open_choices", "prompt_index", "request_no")
+
+    def __init__(self, generation: Generation, request_no: int, prompt_index: int, n: int) -> None:
+        self.generation = generation
+        self.request_no = request_no
+        self.prompt_index = prompt_index
+        self.first_choice = prompt_index * n
+        self.open_choices = set(range(n))
+        self.is_started = False
+
+
+class Generation:
+    """The events of one client request, its prompts numbered 0, 1, ..., with `n` choices each.
+
+    A context manager: leaving it aborts what is still open, exactly once, and nothing after a normal end. Iterating
+    gives everything that came since the last time, as pairs of (choice, event), where choice is
+    prompt index * n + choice index. The iteration ends when all choices have ended, or raises the OctavoError that
+    ended the request.
+    """
+
+    def __init__(self, client: SchedulerClient, num_prompts: int, n: int) -> None:
+        self._client = client
+        self._n = n
+        self._parts: list[_Part] = []
+        self._num_open_parts = num_prompts
+        self._events: list[tuple[int, GenerationEvent]] = []
+        self._error: OctavoError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache, over all prompts."""
+        self.last_news_s = 0.0
+        """Time of the event loop at which the scheduler last said something about it."""
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client._abandon(self)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, GenerationEvent]]:
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if not self._num_open_parts:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def abort_choice(self, choice: int) -> None:
+        """Give up one choice, whose text has come to an end before its tokens did."""
+        part = self._parts[choice // self._n]
+        self._client._abort_choice(part, choice % self._n)
+
+    @property
+    def is_started(self) -> bool:
+        """All prompts have had their blocks."""
+        return all(part.is_started for part in self._parts)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class SchedulerClient:
+    """Keeps a link to the scheduler while `run` runs, and starts generations on it."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        queue_timeout_s: float = 600.0,
+        token_timeout_s: float = 120.0,
+        max_open_requests: int = 8192,
+    ) -> None:
+        self._connect = connect
+        self._queue_timeout_s, self._token_timeout_s = queue_timeout_s, token_timeout_s
+        self._max_open_requests = max_open_requests
+        self._link: Link[GatewayMessage, SchedulerMessage] | None = None
+        self._status = _NOT_CONNECTED
+        self._refusal = ""
+        self._next_request_no = 1
+        self._parts: dict[int, _Part] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def why_not_ready(self) -> str:
+        """Empty when requests can be served, else the reason, for people."""
+        return self._refusal or ("" if self._status.ready else self._status.reason or "the scheduler is not ready")
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model that is served; None until the scheduler has told it."""
+        return self._status.model
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._parts)
+
+    def submit(self, request_id: str, prompts: Sequence[Prompt], cache_salt: bytes = b"") -> Generation:
+        """Start a generation, to be entered at once with `with`. All prompts have the same number of choices.
+
+        Raises NotReadyError and QueueFullError.
+        """
+        if self._link is None or self.why_not_ready:
+            raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
+        if len(self._parts) + len(prompts) > self._max_open_requests:
+            raise QueueFullError(f"this gateway already has {len(self._parts)} requests open")
+        if self._next_request_no + len(prompts) > _MAX_REQUEST_NO:
+            self._link.close()
+            raise NotReadyError("the stream to the scheduler is used up and is opened anew")
+        n = prompts[0].params.n
+        generation = Generation(self, len(prompts), n)
+        generation.last_news_s = asyncio.get_running_loop().time()
+        for index, prompt in enumerate(prompts):
+            part = _Part(generation, self._next_request_no, index, n)
+            self._next_request_no += 1
+            generation._parts.append(part)
+            self._parts[part.request_no] = part
+            self._idle.clear()
+            part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
+            self._link.send(Submit(part.request_no, part_id, prompt.token_ids, prompt.params, cache_salt))
+        return generation
+
+    async def run(self) -> None:
+        """Keep connected until cancelled. A lost link ends its requests with LinkClosedError and is opened anew."""
+        watchdog = asyncio.create_task(self._watch_deadlines())
+        retry_s = _FIRST_RETRY_S
+        try:
+            while True:
+                try:
+                    await self._run_link(await self._connect())
+                    retry_s = _FIRST_RETRY_S
+                except (OSError, TimeoutError, OctavoError) as error:
+                    self._status = SchedulerStatus(False, f"the scheduler cannot be reached: {error}", None)
+                    log.debug("scheduler not reached", error=str(error), retry_s=retry_s)
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+        finally:
+            watchdog.cancel()
+
+    def refuse_new_work(self, reason: str) -> None:
+        """Not ready from here on; what runs goes on."""
+        self._refusal = reason
+
+    async def drain(self, grace_s: float) -> None:
+        """Return when nothing runs; what still does after `grace_s` fails with NotReadyError."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+        for generation in {part.generation for part in self._parts.values()}:
+            self._fail(generation, NotReadyError("the server is shutting down"))
+
+    async def _run_link(self, link: Link[GatewayMessage, SchedulerMessage]) -> None:
+        closed: asyncio.Future[OctavoError | None] = asyncio.get_running_loop().create_future()
+        self._link, self._next_request_no = link, 1
+        self._status = SchedulerStatus(False, "the scheduler has not told its status yet", None)
+        link.bind(self._on_message, lambda error: None if closed.done() else closed.set_result(error))
+        try:
+            error = await closed
+        finally:
+            self._link = None
+            self._on_link_lost()
+            link.close()
+        log.warning("scheduler lost", error=str(error))
+
+    def _on_link_lost(self) -> None:
+        self._status = SchedulerStatus(False, "the connection to the scheduler was lost", None)
+        lost = LinkClosedError("the connection to the scheduler was lost")
+        for generation in {part.generation for part in self._parts.values()}:
+            self._fail(generation, lost)
+
+    def _on_message(self, message: SchedulerMessage) -> None:
+        if isinstance(message, SchedulerStatus):
+            if message != self._status:
+                log.info("scheduler status changed", ready=message.ready, reason=message.reason)
+            self._status = message
+        else:
+            self._on_tokens(message)
+
+    def _on_tokens(self, batch: TokenBatch) -> None:
+        parts, touched = self._parts, set()
+        for started in batch.started:
+            if part := parts.get(started.request_no):
+                part.is_started = True
+                part.generation.num_cached_tokens += started.num_cached_tokens
+                part.generation._events.append((part.first_choice, started))
+                touched.add(part.generation)
+        for token in batch.tokens:
+            if part := parts.get(token.request_no):
+                part.generation._events.append((part.first_choice + token.choice_index, token))
+                touched.add(part.generation)
+        for end in batch.finished:
+            if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:
+                part.generation._events.append((part.first_choice + end.choice_index, end))
+                touched.add(part.generation)
+                self._close_choice(part, end.choice_index)
+        for failed in batch.failed:
+            if part := self._remove(failed.request_no):
+                self._fail(part.generation, from_reason(failed.reason, failed.message))
+        now_s = asyncio.get_running_loop().time()
+        for generation in touched:
+            generation.last_news_s = now_s
+            generation._wake()
+
+    def _close_choice(self, part: _Part, choice_index: int) -> None:
+        part.open_choices.discard(choice_index)
+        if not part.open_choices and self._remove(part.request_no) is not None:
+            part.generation._num_open_parts -= 1
+
+    def _abort_choice(self, part: _Part, choice_index: int) -> None:
+        if choice_index in part.open_choices and part.request_no in self._parts:
+            self._send(Abort(part.request_no, choice_index))
+            self._close_choice(part, choice_index)
+
+    def _abandon(self, generation: Generation) -> None:
+        """Abort all parts that are open."""
+        for part in generation._parts:
+            if self._remove(part.request_no) is not None:
+                self._send(Abort(part.request_no))
+
+    def _remove(self, request_no: int) -> _Part | None:
+        part = self._parts.pop(request_no, None)
+        if not self._parts:
+            self._idle.set()
+        return part
+
+    def _fail(self, generation: Generation, error: OctavoError) -> None:
+        generation._error = generation._error or error
+        self._abandon(generation)
+        generation._wake()
+
+    def _send(self, message: GatewayMessage) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    async def _watch_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(_DEADLINE_CHECK_S)
+            now_s = asyncio.get_running_loop().time()
+            for generation in {part.generation for part in self._parts.values()}:
+                limit_s = self._token_timeout_s if generation.is_started else self._queue_timeout_s
+                if now_s - generation.last_news_s > limit_s:
+                    state = "gave no token" if generation.is_started else "found no room for the prompt"
+                    self._fail(generation, NotReadyError(f"the scheduler {state} within {limit_s} s"))

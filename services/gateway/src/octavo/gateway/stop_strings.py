@@ -1,0 +1,96 @@
+"""Stop strings: owns the state of a match that has begun.
+
+The text ends before the first stop string that is completed, reading one character at a time; of two that are
+completed by the same character, the longer one counts. So the outcome does not depend on how the text was cut into
+tokens or steps. Of stops that are the beginning of one another, the shortest always wins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Node:
+    """A beginning of one or more stop strings."""
+
+    depth: int
+    """Characters of it."""
+    children: dict[str, _Node] = field(default_factory=dict)
+    fallback: _Node | None = None
+    """The longest proper suffix that is a node too; None at the root."""
+    stop: str | None = None
+    """The longest stop string that ends here."""
+
+
+class StopStrings:
+    """The stop strings of one request as an automaton (Aho and Corasick), shared by all its choices."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.root = _Node(0)
+        for stop in stops:
+            node = self.root
+            for char in stop:
+                node = node.children.setdefault(char, _Node(node.depth + 1))
+            node.stop = stop
+        self._link_fallbacks()
+
+    def _link_fallbacks(self) -> None:
+        queue: deque[_Node] = deque()
+        for child in self.root.children.values():
+            child.fallback = self.root
+            queue.append(child)
+        while queue:
+            node = queue.popleft()
+            for char, child in node.children.items():
+                child.fallback = self._step(node.fallback, char)
+                child.stop = child.stop or child.fallback.stop
+                queue.append(child)
+
+    def _step(self, node: _Node | None, char: str) -> _Node:
+        while node is not None:
+            if char in node.children:
+                return node.children[char]
+            node = node.fallback
+        return self.root
+
+    def advance(self, node: _Node, char: str) -> _Node:
+        """The node of the longest beginning of a stop string that the text ends in, after one more character."""
+        return node.children.get(char) or self._step(node.fallback, char)
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string was completed."""
+
+    stop: str
+    end: int
+    """Characters of the text that was fed last, up to the end of the match."""
+
+
+class StopMatcher:
+    """Follows the text of one choice."""
+
+    __slots__ = ("_node", "_stops")
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._node = stops.root
+
+    @property
+    def num_held_chars(self) -> int:
+        """Characters at the end of the text that may yet turn out to belong to a stop string."""
+        return self._node.depth
+
+    def feed(self, text: str) -> StopMatch | None:
+        """Read on. After a match nothing more may be fed."""
+        advance, node = self._stops.advance, self._node
+        for position, char in enumerate(text):
+            node = advance(node, char)
+            if node.stop is not None:
+                self._node = node
+                return StopMatch(node.stop, position + 1)
+        self._node = node
+        return None

@@ -1,0 +1,112 @@
+"""Options of the OpenAI and vLLM APIs that Octavo does not offer.
+
+Clients send them at values that change nothing; those pass. Any other value is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.gateway.http_errors import FieldError
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Say nothing about the answer, so any value passes."""
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "lora_request": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+
+COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "echo": (False,),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+"""Values that pass, besides null. `best_of` also passes where it equals `n`."""
+
+CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True, False),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": (),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""The same for chat."""
+
+
+def without_unoffered(body: dict[str, Any], options: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The body without these options. Raises FieldError for one whose value would change something."""
+    kept = {}
+    for name, value in body.items():
+        if name in IGNORED:
+            continue
+        if name == "best_of":
+            accepted: tuple[Any, ...] = (body.get("n") or 1,)
+        elif name in options:
+            accepted = options[name]
+        else:
+            kept[name] = value
+            continue
+        if value is not None and not any(_is_same(value, neutral) for neutral in accepted):
+            raise FieldError(name, f"{name} is not supported", "unsupported_parameter")
+    return kept
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equal, and not merely as 0 equals False."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
