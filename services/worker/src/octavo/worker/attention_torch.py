@@ -1,0 +1,195 @@
+"""The torch reference backend: paged attention on any device, for any head size and ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.worker.attention import AttentionBackend, AttentionMetadata, Int64Array, StepAttention
+
+
+class TorchAttention(AttentionBackend):
+    """Reads the pool by block tables.
+
+    All decode rows of a step are computed together over the ragged list of their blocks: one gather a layer, no row
+    padded to another's length. Each prefill chunk gathers its own sequence's blocks and attends alone.
+    """
+
+    def __init__(self, pool: Tensor, num_heads: int, sliding_windows: Sequence[int | None]) -> None:
+        """`pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+
+        `sliding_windows` has one entry per layer.
+        """
+        self.pool = pool
+        self.num_heads = num_heads
+        self.sliding_windows = tuple(sliding_windows)
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        """See AttentionBackend."""
+        return _TorchStep(self, metadata)
+
+
+class _TorchStep(StepAttention):
+    def __init__(self, backend: TorchAttention, metadata: AttentionMetadata) -> None:
+        pool, self._num_heads = backend.pool, backend.num_heads
+        block_size = pool.shape[4]
+        self._pool = pool
+        self._windows = backend.sliding_windows
+        self._block_ids = metadata.slot_mapping // block_size
+        self._offsets = metadata.slot_mapping % block_size
+
+        query_lens = metadata.query_lens_on_host
+        first_tokens = np.cumsum(query_lens) - query_lens
+        decode_rows = np.flatnonzero(query_lens == 1)
+        self._all_decode = len(decode_rows) == len(query_lens)
+        self._decode_tokens = torch.from_numpy(first_tokens[decode_rows]).to(pool.device)
+        self._decodes: dict[int | None, _Decodes] = {}
+        self._chunks: dict[int | None, list[_Chunk]] = {}
+        for window in dict.fromkeys(self._windows):
+            if len(decode_rows):
+                self._decodes[window] = _list_decodes(pool, metadata, decode_rows, self._num_heads, window)
+            self._chunks[window] = [
+                _list_chunk(pool, metadata, int(row), int(first_tokens[row]), window)
+                for row in np.flatnonzero(query_lens > 1)
+            ]
+
+    def forward(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """See StepAttention."""
+        slots = self._pool[:, layer].permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
+        slots[self._block_ids, self._offsets] = key_value
+        window = self._windows[layer]
+        if self._all_decode:
+            return self._decodes[window].attend(self._pool, layer, query).flatten(1)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if window in self._decodes:
+            decoded = self._decodes[window].attend(self._pool, layer, query[self._decode_tokens])
+            out.index_copy_(0, self._decode_tokens, decoded)
+        for chunk in self._chunks[window]:
+            chunk.attend(self._pool, layer, query, out)
+        return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """The blocks of all decode rows, one after the other: a row with n visible blocks takes n places of num_places."""
+
+    num_rows: int
+    row_of_place: Tensor  # int64 [num_places]
+    pool_rows: (
+        Tensor  # int64 [num_layers, 2 * num_places] |-> row of the pool seen as [-1, heads * block * dim]; K, then V
+    )
+    hidden_slots: Tensor  # int64 |-> gathered slots, seen as [-1, head_dim], that no query may see
+    mask: Tensor  # [num_places * num_kv_heads, 1, block_size], 0 or -inf
+
+    def attend(self, pool: Tensor, layer: int, query: Tensor) -> Tensor:
+        """`query` is [num_rows, num_heads, head_dim]; so is the result."""
+        num_kv_heads, block_size, head_dim = pool.shape[3:]
+        num_places = len(self.row_of_place)
+        gathered = pool.view(-1, num_kv_heads * block_size * head_dim).index_select(0, self.pool_rows[layer])
+        # Slots that were never written may hold NaN, which no mask undoes.
+        gathered.view(-1, head_dim).index_fill_(0, self.hidden_slots, 0.0)
+        keys, values = gathered.view(2, num_places * num_kv_heads, block_size, head_dim)
+
+        num_heads = query.shape[1]
+        queries = query.index_select(0, self.row_of_place)
+        queries = queries.view(num_places * num_kv_heads, num_heads // num_kv_heads, head_dim)
+        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
+        scores = scores.view(num_places, num_heads, block_size)
+
+        largest = scores.new_full((self.num_rows, num_heads), -torch.inf)
+        rows = self.row_of_place.unsqueeze(-1).expand(-1, num_heads)
+        largest.scatter_reduce_(0, rows, scores.amax(-1), "amax")
+        weights = scores.sub_(largest.index_select(0, self.row_of_place).unsqueeze(-1)).exp_()
+        total = scores.new_zeros((self.num_rows, num_heads)).index_add_(0, self.row_of_place, weights.sum(-1))
+        parts = torch.bmm(weights.view(num_places * num_kv_heads, -1, block_size), values)
+        out = query.new_zeros(query.shape).index_add_(0, self.row_of_place, parts.view(num_places, num_heads, head_dim))
+        return out.div_(total.unsqueeze(-1))
+
+
+def _list_decodes(
+    pool: Tensor, metadata: AttentionMetadata, rows: Int64Array, num_heads: int, window: int | None
+) -> _Decodes:
+    _, num_layers, _, num_kv_heads, block_size, _ = pool.shape
+    seq_lens = metadata.seq_lens_on_host[rows]
+    first_seen = np.zeros_like(seq_lens) if window is None else np.maximum(seq_lens - window, 0)
+    first_blocks = first_seen // block_size
+    num_places = (seq_lens - 1) // block_size - first_blocks + 1
+    row_of_place = np.repeat(np.arange(len(rows)), num_places)
+    place_in_row = np.arange(len(row_of_place)) - np.repeat(np.cumsum(num_places) - num_places, num_places)
+    columns = place_in_row + first_blocks[row_of_place]
+
+    positions = columns[:, None] * block_size + np.arange(block_size)  # [num_places, block_size]
+    seen = (positions < seq_lens[row_of_place, None]) & (positions >= first_seen[row_of_place, None])
+    hidden = np.broadcast_to(~seen[None, :, None, :], (2, len(columns), num_kv_heads, block_size))
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+    mask = np.repeat(mask, num_kv_heads, axis=0)[:, None, :]
+
+    device = pool.device
+    table_rows = torch.from_numpy(rows[row_of_place]).to(device)
+    block_ids = metadata.block_tables[table_rows, torch.from_numpy(columns).to(device)].to(torch.int64)
+    keys = block_ids * (2 * num_layers)
+    layers = torch.arange(num_layers, device=device)[:, None]
+    return _Decodes(
+        num_rows=len(rows),
+        row_of_place=torch.from_numpy(row_of_place).to(device),
+        pool_rows=torch.cat((keys, keys + 1)) + 2 * layers,
+        hidden_slots=torch.from_numpy(np.flatnonzero(hidden)).to(device),
+        mask=torch.from_numpy(mask).to(device, pool.dtype),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A prefill chunk: the positions `first_token` to `end_token` of the step are one sequence's last ones."""
+
+    first_token: int
+    end_token: int
+    num_seen: int  # positions that any of its queries may see
+    num_skipped: int  # positions of the first gathered block that lie before them
+    pool_rows: Tensor  # int64 [2 * num_kv_heads * num_blocks] |-> row of layer 0 of the pool seen as [-1, block * dim]
+    mask: Tensor | None  # bool [num_queries, num_seen]; None: causal from position 0 on
+
+    def attend(self, pool: Tensor, layer: int, query: Tensor, out: Tensor) -> None:
+        """Fill the chunk's rows of `out`; both are [num_tokens, num_heads, head_dim]."""
+        num_kv_heads, block_size, head_dim = pool.shape[3:]
+        rows = self.pool_rows + 2 * num_kv_heads * layer
+        gathered = pool.view(-1, block_size * head_dim).index_select(0, rows)
+        seen = slice(self.num_skipped, self.num_skipped + self.num_seen)
+        keys, values = gathered.view(2, 1, num_kv_heads, -1, head_dim)[:, :, :, seen]
+        queries = query[self.first_token : self.end_token].transpose(0, 1).unsqueeze(0)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=self.mask, is_causal=self.mask is None, enable_gqa=True
+        )
+        out[self.first_token : self.end_token] = attended[0].transpose(0, 1)
+
+
+def _list_chunk(pool: Tensor, metadata: AttentionMetadata, row: int, first_token: int, window: int | None) -> _Chunk:
+    _, num_layers, _, num_kv_heads, block_size, _ = pool.shape
+    num_queries, seq_len = int(metadata.query_lens_on_host[row]), int(metadata.seq_lens_on_host[row])
+    start = seq_len - num_queries
+    first_seen = 0 if window is None else max(0, start - window + 1)
+    first_block, end_block = first_seen // block_size, (seq_len - 1) // block_size + 1
+
+    device = pool.device
+    block_ids = metadata.block_tables[row, first_block:end_block].to(torch.int64)
+    heads = torch.arange(2 * num_kv_heads, device=device)[:, None]
+    mask = None
+    if start or (window is not None and window < seq_len):
+        positions = torch.arange(start, seq_len, device=device)[:, None]
+        keys = torch.arange(first_seen, seq_len, device=device)
+        mask = keys <= positions
+        if window is not None:
+            mask &= keys > positions - window
+    return _Chunk(
+        first_token=first_token,
+        end_token=first_token + num_queries,
+        num_seen=seq_len - first_seen,
+        num_skipped=first_seen - first_block * block_size,
+        pool_rows=(heads + block_ids * (2 * num_layers * num_kv_heads)).flatten(),
+        mask=mask,
+    )

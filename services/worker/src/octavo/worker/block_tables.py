@@ -1,0 +1,110 @@
+"""Owns the worker's mirror of the block tables: on the device for attention, on the host for checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
+from octavo.common.messages.step import TableDelta
+
+
+class BlockTables:
+    """One row of block ids per slot, filled by deltas from the front.
+
+    A block has one generation at a time; every table that lists it does so at that generation. So a block that comes at
+    an older one, or at a newer one while a table still lists it, is refused.
+    """
+
+    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int, device: torch.device) -> None:
+        self.on_device = torch.zeros((num_slots, max_blocks_per_seq), dtype=torch.int32, device=device)
+        self.on_host = np.zeros((num_slots, max_blocks_per_seq), dtype=np.int32)
+        self.num_entries = [0] * num_slots
+        self._generations = [-1] * num_blocks  # block_id |-> the last one seen, -1 for none
+        self._num_listings = [0] * num_blocks  # block_id |-> tables that list it
+
+    def reset(self) -> None:
+        """Empty all tables and forget all generations: a new life of the pool."""
+        self.num_entries = [0] * len(self.num_entries)
+        self._generations = [-1] * len(self._generations)
+        self._num_listings = [0] * len(self._num_listings)
+
+    def check(self, cleared_slots: Iterable[int], deltas: Sequence[TableDelta]) -> dict[int, int]:
+        """What `clear` and `append` would do, without doing it: the lengths of the tables that change.
+
+        Slots must be in range. Raises MessageGapError if a delta does not start at the table's end, StaleBlockError by
+        the rule of generations, ProtocolError if a block does not exist or a table would grow past its row.
+        """
+        lengths: dict[int, int] = {}
+        listings: dict[int, int] = {}
+        generations: dict[int, int] = {}
+        for slot in cleared_slots:
+            for block_id in self.on_host[slot, : self.num_entries[slot]].tolist():
+                listings[block_id] = listings.get(block_id, 0) - 1
+            lengths[slot] = 0
+        for delta in deltas:
+            length = lengths.get(delta.slot, self.num_entries[delta.slot])
+            self._check_shape(delta, length)
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                self._check_block(block_id, generation, listings, generations)
+                listings[block_id] = listings.get(block_id, 0) + 1
+                generations[block_id] = generation
+            lengths[delta.slot] = length + len(delta.block_ids)
+        return lengths
+
+    def _check_shape(self, delta: TableDelta, length: int) -> None:
+        if delta.start_index != length:
+            raise MessageGapError(
+                f"a delta for slot {delta.slot} starts at {delta.start_index}, but its table has {length} entries"
+            )
+        if len(delta.block_ids) != len(delta.generations):
+            raise ProtocolError(f"{len(delta.block_ids)} blocks come with {len(delta.generations)} generations")
+        if length + len(delta.block_ids) > self.on_host.shape[1]:
+            raise ProtocolError(f"the table of slot {delta.slot} would grow past {self.on_host.shape[1]} entries")
+
+    def _check_block(
+        self, block_id: int, generation: int, listings: dict[int, int], generations: dict[int, int]
+    ) -> None:
+        if not 0 <= block_id < len(self._generations):
+            raise ProtocolError(f"block {block_id} is not one of the {len(self._generations)} of the pool")
+        if generation < 0:
+            raise ProtocolError(f"block {block_id} comes at generation {generation}")
+        known = generations.get(block_id, self._generations[block_id])
+        if generation < known:
+            raise StaleBlockError(f"block {block_id} comes at generation {generation}, after {known}")
+        if generation > known and self._num_listings[block_id] + listings.get(block_id, 0):
+            raise StaleBlockError(
+                f"block {block_id} comes at generation {generation}, while a live table lists it at {known}"
+            )
+
+    def clear(self, slot: int) -> None:
+        """Empty the slot's table."""
+        for block_id in self.on_host[slot, : self.num_entries[slot]].tolist():
+            self._num_listings[block_id] -= 1
+        self.num_entries[slot] = 0
+
+    def append(self, deltas: Sequence[TableDelta]) -> None:
+        """Apply deltas that `check` has passed, on the host now and on the device in stream order."""
+        places: list[int] = []
+        block_ids: list[int] = []
+        for delta in deltas:
+            end = delta.start_index + len(delta.block_ids)
+            self.on_host[delta.slot, delta.start_index : end] = delta.block_ids
+            self.num_entries[delta.slot] = end
+            first = delta.slot * self.on_host.shape[1] + delta.start_index
+            places.extend(range(first, first + len(delta.block_ids)))
+            block_ids.extend(delta.block_ids)
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                self._generations[block_id] = generation
+                self._num_listings[block_id] += 1
+        if places:
+            device = self.on_device.device
+            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
+            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
+
+    def of_rows(self, slots: Tensor, num_columns: int) -> Tensor:
+        """int32 [num_rows, num_columns]: the first entries of the slots' tables."""
+        return self.on_device[:, :num_columns].index_select(0, slots)

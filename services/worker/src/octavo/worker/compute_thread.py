@@ -1,0 +1,121 @@
+"""The thread that owns the core: loads the model, then runs queued plans in order. The event loop does the links."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.common.messages.step import StepPlan, StepRefused, StepResult
+from octavo.worker import metrics
+
+if TYPE_CHECKING:  # these import torch, which takes seconds; the service listens before
+    from octavo.worker.model_runner import StepSamples
+    from octavo.worker.worker_core import WorkerCore
+
+MAX_UINT32 = 2**32 - 1
+
+SetProgress = Callable[[str], None]
+BuildCore = Callable[[SetProgress], "WorkerCore"]
+"""Loads the model and warms it up, telling how far it is. Runs on the compute thread."""
+
+
+@dataclass(eq=False, slots=True)
+class Tenure:
+    """A scheduler's hold on the worker, from its hello to the next one or the end of its link."""
+
+    on_ready: Callable[[WorkerCore], None]
+    """The core starts afresh for this scheduler. Called on the compute thread, as is the next."""
+    on_reply: Callable[[StepResult | StepRefused], None]
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class ComputeThread:
+    """Plans go in from any thread, replies come out on the compute thread."""
+
+    def __init__(self, build: BuildCore, on_loaded: Callable[[BaseException | None], None]) -> None:
+        """`on_loaded` is called on the compute thread once, with what went wrong or None."""
+        self._build = build
+        self._on_loaded = on_loaded
+        self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan | None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+        self.progress = "not started"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End after the step that runs. Waits for it, at most `timeout_s`."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def begin(self, tenure: Tenure) -> None:
+        """Start over for this scheduler, after what is queued."""
+        self._queue.put((tenure, None))
+
+    def submit(self, tenure: Tenure, plan: StepPlan) -> None:
+        """Queue a plan. It is dropped if the tenure is over when its turn comes."""
+        self._queue.put((tenure, plan))
+
+    def _main(self) -> None:
+        try:
+            core = self._build(self._set_progress)
+        except BaseException as error:
+            self.progress = f"loading failed: {error}"
+            self._on_loaded(error)
+            return
+        self.progress = ""
+        self._on_loaded(None)
+        self._serve(core)
+
+    def _set_progress(self, progress: str) -> None:
+        self.progress = progress
+
+    def _serve(self, core: WorkerCore) -> None:
+        idle_since: float | None = time.perf_counter()
+        while (item := self._queue.get()) is not None:
+            tenure, plan = item
+            if tenure.is_over.is_set():
+                continue
+            if plan is None:
+                core.start_over()
+                tenure.on_ready(core)
+                continue
+            started = time.perf_counter()
+            outcome = core.run(plan)
+            ended = time.perf_counter()
+            idle_s = 0.0 if idle_since is None else started - idle_since
+            idle_since = ended if self._queue.empty() else None
+            tenure.on_reply(_reply(plan, outcome, idle_s=idle_s, compute_s=ended - started))
+            _count(plan, outcome, idle_s=idle_s, compute_s=ended - started)
+            metrics.OPEN_SLOTS.set(core.runner.num_open_slots)
+
+
+def _reply(
+    plan: StepPlan, outcome: StepSamples | StepRefused, *, idle_s: float, compute_s: float
+) -> StepResult | StepRefused:
+    if isinstance(outcome, StepRefused):
+        return outcome
+    return StepResult(
+        step_id=plan.step_id,
+        token_ids=outcome.token_ids,
+        logprobs=outcome.logprobs,
+        compute_us=min(int(compute_s * 1e6), MAX_UINT32),
+        idle_us=min(int(idle_s * 1e6), MAX_UINT32),
+    )
+
+
+def _count(plan: StepPlan, outcome: StepSamples | StepRefused, *, idle_s: float, compute_s: float) -> None:
+    metrics.IDLE_SECONDS.inc(idle_s)
+    if isinstance(outcome, StepRefused):
+        metrics.REFUSED_PLANS.labels(outcome.reason).inc()
+        return
+    num_decodes = plan.lengths.count(1)
+    metrics.STEP_SECONDS.observe(compute_s)
+    metrics.DECODE_TOKENS.inc(num_decodes)
+    metrics.PREFILL_TOKENS.inc(sum(plan.lengths) - num_decodes)
+    metrics.SAMPLED_TOKENS.inc(len(outcome.token_ids))
+    metrics.NOT_FINITE_TOKENS.inc(outcome.token_ids.count(-1))

@@ -1,0 +1,64 @@
+"""Settings of the worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from octavo.common.service_config import AddressSetting, ServiceConfig
+
+
+class WorkerConfig(ServiceConfig):
+    """The worker's settings, from flags, `OCTAVO_WORKER_*` and a YAML file."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTAVO_WORKER_")
+
+    listen: list[AddressSetting] = Field(min_length=1)
+    """Addresses where a scheduler may connect, `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
+
+    model: Path
+    """Folder with config.json and *.safetensors."""
+
+    model_name: str = ""
+    """The name that requests ask for. Empty: the folder's name."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights, K and V. `auto`: float32 on a CPU, the checkpoint's type elsewhere."""
+
+    device: str = "auto"
+    """A torch device. `auto`: a GPU if there is one, else the CPU."""
+
+    block_size: int = Field(default=16, ge=8, le=128)
+    """Tokens per KV block."""
+
+    num_blocks: int | None = Field(default=None, ge=1)
+    """Blocks in the KV pool. Unset: as many as fit `kv_cache_bytes`."""
+
+    kv_cache_bytes: int | None = Field(default=None, gt=0)
+    """Size of the KV pool. Unset: what `max_num_seqs` sequences can use, at most 4 GiB and a quarter of free memory."""
+
+    max_num_seqs: int = Field(default=32, ge=1)
+    """Slots: sequences that may be open at once."""
+
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    """Tokens that one step may compute."""
+
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Positions that one sequence may have. Unset: what the model was trained for."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads for tensor work. Unset: one per core."""
+
+    @model_validator(mode="after")
+    def _every_slot_fits_a_step(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence decodes one a step")
+        return self
+
+    @property
+    def served_name(self) -> str:
+        """The name that requests ask for."""
+        return self.model_name or self.model.resolve().name

@@ -1,0 +1,138 @@
+"""Owns the slots: which sequence is open in each, its sampling state, and the token it sampled last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
+from octavo.worker.attention import AttentionMetadata
+from octavo.worker.block_tables import BlockTables
+from octavo.worker.sampler import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a plan may not exceed."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step as tensors, and what it samples."""
+
+    token_ids: Tensor  # int64 [num_tokens]
+    positions: Tensor  # int64 [num_tokens]
+    attention: AttentionMetadata
+    sampled_tokens: Tensor  # int64 [num_draws] |-> the step's token whose logits are drawn from
+    sampled_slots: Tensor  # int64 [num_draws]
+    draws: list[Draw]
+
+
+class InputBatch:
+    """The slots. Plans must have passed `check_plan` before `apply`."""
+
+    def __init__(self, limits: StepLimits, device: torch.device) -> None:
+        self.limits = limits
+        self.tables = BlockTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks, device)
+        self.slots: list[OpenSlot | None] = [None] * limits.max_num_seqs
+        self.has_sampled = [False] * limits.max_num_seqs
+        self._last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
+
+    def reset(self) -> None:
+        """Close all slots and forget the pool's contents."""
+        self.slots = [None] * len(self.slots)
+        self.has_sampled = [False] * len(self.slots)
+        self.tables.reset()
+
+    def apply(self, plan: StepPlan) -> None:
+        """Closes, opens and table deltas, in this order."""
+        for slot in plan.closed_slots:
+            self.slots[slot] = None
+            self.tables.clear(slot)
+        for opened in plan.opened_slots:
+            self.slots[opened.slot] = opened
+            self.has_sampled[opened.slot] = False
+        self.tables.append(plan.table_deltas)
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """The plan's rows as tensors. At least one row."""
+        slots, starts = np.array(plan.slots), np.array(plan.starts)
+        lengths = np.array(plan.lengths)
+        ends = np.cumsum(lengths)
+        firsts = ends - lengths
+        row_of_token = np.repeat(np.arange(len(slots)), lengths)
+        positions = np.arange(len(row_of_token)) + (starts - firsts)[row_of_token]
+
+        block_size = self.limits.block_size
+        block_ids = self.tables.on_host[slots[row_of_token], positions // block_size].astype(np.int64)
+        seq_lens = starts + lengths
+        device = self._last_sampled.device
+        slots_on_device = torch.from_numpy(slots).to(device)
+        sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
+        return StepInputs(
+            token_ids=self._token_ids(plan, slots, firsts, len(positions)),
+            positions=torch.from_numpy(positions).to(device),
+            attention=AttentionMetadata(
+                slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size).to(device),
+                query_start_loc=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device),
+                seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
+                block_tables=self.tables.of_rows(slots_on_device, int(-(-seq_lens.max() // block_size))),
+                query_lens_on_host=lengths,
+                seq_lens_on_host=seq_lens,
+            ),
+            sampled_tokens=torch.from_numpy(ends[sampling] - 1).to(device),
+            sampled_slots=torch.from_numpy(slots[sampling]).to(device),
+            draws=[self._draw(plan, row) for row in sampling],
+        )
+
+    def _token_ids(self, plan: StepPlan, slots: np.ndarray, firsts: np.ndarray, num_tokens: int) -> Tensor:
+        """The tokens sent, and those that the slots sampled last in the places of rows that are fed by them."""
+        device = self._last_sampled.device
+        if not any(flags & RowFlag.FED_BY_LAST_SAMPLE for flags in plan.flags):
+            return torch.tensor(plan.token_ids).to(device)
+        fed = (np.array(plan.flags) & RowFlag.FED_BY_LAST_SAMPLE) != 0
+        fed_slots = torch.from_numpy(slots[fed]).to(device)
+        if fed.all():
+            return self._last_sampled.index_select(0, fed_slots)
+        is_sent = np.ones(num_tokens, dtype=bool)
+        is_sent[firsts[fed]] = False
+        token_ids = np.zeros(num_tokens, dtype=np.int64)
+        token_ids[is_sent] = plan.token_ids
+        fed_tokens = torch.from_numpy(firsts[fed]).to(device)
+        return (
+            torch.from_numpy(token_ids)
+            .to(device)
+            .index_copy_(0, fed_tokens, self._last_sampled.index_select(0, fed_slots))
+        )
+
+    def _draw(self, plan: StepPlan, row: int) -> Draw:
+        opened = self.slots[plan.slots[row]]
+        assert opened is not None
+        return Draw(
+            seeds=opened.seeds if plan.flags[row] & RowFlag.FAN_OUT else opened.seeds[:1],
+            position=plan.starts[row] + plan.lengths[row],
+            temperature=opened.temperature,
+            top_p=opened.top_p,
+            top_k=opened.top_k,
+            num_logprobs=opened.num_logprobs,
+        )
+
+    def keep_sampled(self, inputs: StepInputs, token_ids: Tensor) -> None:
+        """Feed the slots' next rows from `token_ids`, int64 [num_draws], without asking the host."""
+        self._last_sampled.index_copy_(0, inputs.sampled_slots, token_ids.clamp_min(0))
+        for slot in inputs.sampled_slots.tolist():
+            self.has_sampled[slot] = True

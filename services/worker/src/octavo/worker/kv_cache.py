@@ -1,0 +1,73 @@
+"""The KV pool: one tensor, block-major, and how large it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from octavo.common.messages.kv import BlockCopy
+from octavo.worker.models.config import ModelConfig
+
+DEFAULT_SHARE_OF_FREE_MEMORY = 0.25
+DEFAULT_MAX_BYTES = 4 * 2**30
+
+
+class KvCache:
+    """Owns the pool. All layers of a block are one contiguous piece, so that a copy moves it whole.
+
+    The memory starts undefined: whoever reads it must know which slots were written.
+    """
+
+    def __init__(
+        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
+        self.pool = torch.empty(shape, dtype=dtype, device=device)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, in order: a later copy sees what an earlier one wrote."""
+        for copy in copies:
+            self.pool[copy.target_id].copy_(self.pool[copy.source_id])
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of K and V of one block over all layers."""
+    return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * dtype.itemsize
+
+
+def default_kv_cache_bytes(device: torch.device, most_useful: int) -> int:
+    """A size that leaves room for everything else: never more than `most_useful` bytes."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(most_useful, int(0.85 * free))
+    limit = min(DEFAULT_MAX_BYTES, int(DEFAULT_SHARE_OF_FREE_MEMORY * free_host_bytes()))
+    return min(most_useful, limit)
+
+
+def free_host_bytes() -> int:
+    """Memory that this process could still take: the machine's, or what its cgroup has left."""
+    free = [_meminfo_available(), _cgroup_left()]
+    return min((found for found in free if found is not None), default=DEFAULT_MAX_BYTES)
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def _cgroup_left() -> int | None:
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text(encoding="ascii").strip()
+        used = (root / "memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used))

@@ -1,0 +1,102 @@
+"""From settings to a core that is loaded and warm."""
+
+from __future__ import annotations
+
+import gc
+
+import structlog
+import torch
+
+from octavo.worker.attention_torch import TorchAttention
+from octavo.worker.compute_thread import SetProgress
+from octavo.worker.config import WorkerConfig
+from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.models.config import ModelConfig, read_model_config
+from octavo.worker.models.errors import ModelLoadError
+from octavo.worker.models.weights import load_decoder
+from octavo.worker.worker_core import ServedModel, WorkerCore
+
+log = structlog.get_logger()
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
+    """Load the model, size the pool, run a warm-up step. Blocks; raises ModelLoadError.
+
+    To be called on the thread that will run the steps: torch's thread count is one per thread.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    progress("reading config.json")
+    device = _device(config.device)
+    model_config = read_model_config(config.model)
+    dtype = _dtype(config.dtype, model_config, device)
+    max_model_len = _max_model_len(config, model_config)
+    progress("loading weights 0 %")
+    model = load_decoder(
+        config.model, dtype, device, lambda share: progress(f"loading weights {min(int(100 * share), 100)} %")
+    )
+    progress("allocating the KV pool")
+    num_blocks = _num_blocks(config, model_config, max_model_len, dtype, device)
+    kv_cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
+    runner = ModelRunner(
+        model,
+        kv_cache,
+        TorchAttention(kv_cache.pool, model_config.num_heads, model_config.sliding_windows),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    progress("running a warm-up step")
+    runner.warm_up()
+    gc.collect()
+    gc.freeze()
+    log.info(
+        "model loaded",
+        model=config.served_name,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_blocks=num_blocks,
+        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, dtype),
+        max_model_len=max_model_len,
+        num_threads=torch.get_num_threads(),
+    )
+    return WorkerCore(runner, ServedModel(config.served_name, model_config.eos_token_ids))
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    if name not in DTYPES:
+        raise ModelLoadError(f"dtype {name} is not one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    trained = model.max_position_embeddings
+    if config.max_model_len is None:
+        return trained
+    if config.max_model_len > trained:
+        raise ModelLoadError(f"max_model_len {config.max_model_len} exceeds the {trained} positions of the model")
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: WorkerConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    if config.num_blocks is not None:
+        return config.num_blocks
+    bytes_each = block_bytes(model, config.block_size, dtype)
+    most_useful = config.max_num_seqs * -(-max_model_len // config.block_size) * bytes_each
+    pool_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device, most_useful)
+    if pool_bytes < bytes_each:
+        raise ModelLoadError(f"a KV pool of {pool_bytes} bytes does not hold one block of {bytes_each}")
+    return pool_bytes // bytes_each

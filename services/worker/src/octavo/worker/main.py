@@ -1,0 +1,67 @@
+"""Starts the worker: `octavo-worker`, configured by flags and `OCTAVO_WORKER_*`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# libgomp reads these when torch is imported. Spinning threads would take the cores from the other services.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from octavo.common import runtime
+from octavo.common.admin import AdminServicer
+from octavo.common.codecs.step import WORKER_STEPS
+from octavo.common.links import listen
+from octavo.worker.compute_thread import SetProgress
+from octavo.worker.config import WorkerConfig
+from octavo.worker.server import WorkerServer
+
+if TYPE_CHECKING:
+    from octavo.worker.worker_core import WorkerCore
+
+log = structlog.get_logger()
+
+
+def new_server(config: WorkerConfig) -> WorkerServer:
+    """The worker of these settings. It loads its model once started; torch is imported then, not before."""
+
+    def build(progress: SetProgress) -> WorkerCore:
+        progress("importing torch")
+        from octavo.worker.loading import load_core
+
+        return load_core(config, progress)
+
+    return WorkerServer(build)
+
+
+async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
+    """Listen at once, load the model meanwhile, serve until stopped. Exits with 1 if the model cannot be loaded."""
+    server = new_server(config)
+    listener = await listen(config.listen, WORKER_STEPS, server.accept, [AdminServicer(server.health).add_to])
+    server.start()
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({stopped, server.loaded}, return_when=asyncio.FIRST_COMPLETED)
+        if server.loaded.done() and (error := server.loaded.exception()) is not None:
+            log.error("model not loaded", error=str(error), kind=type(error).__name__)
+            sys.exit(1)
+        await stopped
+    finally:
+        stopped.cancel()
+        await server.close(config.drain_grace_s)
+        await listener.close(config.drain_grace_s)
+
+
+def main() -> None:
+    config = WorkerConfig.from_command_line()
+    runtime.run("worker", config, lambda stop: serve(config, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Our own decoders, and what they read from a model folder."""

@@ -1,0 +1,98 @@
+"""Checks a plan whole before any of it runs, so that no index reaches a tensor unchecked."""
+
+from __future__ import annotations
+
+import math
+
+from octavo.common.errors import ProtocolError
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
+from octavo.worker.input_batch import InputBatch, StepLimits
+
+KNOWN_FLAGS = RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE
+
+
+def check_plan(plan: StepPlan, batch: InputBatch) -> None:
+    """Raise ProtocolError, or a subclass, if the plan cannot be applied to the batch as it is. Changes nothing."""
+    limits = batch.limits
+    closed = set(plan.closed_slots)
+    if len(closed) < len(plan.closed_slots):
+        raise ProtocolError("a slot is closed twice")
+    for slot in plan.closed_slots:
+        _check_slot(slot, limits)
+        if batch.slots[slot] is None:
+            raise ProtocolError(f"slot {slot} is closed, but not open")
+    opened: set[int] = set()
+    for opening in plan.opened_slots:
+        _check_opening(opening, limits)
+        if opening.slot in opened or (batch.slots[opening.slot] is not None and opening.slot not in closed):
+            raise ProtocolError(f"slot {opening.slot} is opened, but not free")
+        opened.add(opening.slot)
+
+    def is_open(slot: int) -> bool:
+        return slot in opened or (batch.slots[slot] is not None and slot not in closed)
+
+    for delta in plan.table_deltas:
+        _check_slot(delta.slot, limits)
+        if not is_open(delta.slot):
+            raise ProtocolError(f"a delta names slot {delta.slot}, which is not open")
+    table_lengths = batch.tables.check(plan.closed_slots, plan.table_deltas)
+    for copy in plan.copies:
+        for block_id in (copy.source_id, copy.target_id):
+            if not 0 <= block_id < limits.num_blocks:
+                raise ProtocolError(f"a copy names block {block_id}, which is not one of {limits.num_blocks}")
+    _check_rows(plan, limits)
+    for slot, start, length, flags in zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True):
+        if not is_open(slot):
+            raise ProtocolError(f"a row names slot {slot}, which is not open")
+        num_positions = table_lengths.get(slot, batch.tables.num_entries[slot]) * limits.block_size
+        if start + length > min(num_positions, limits.max_model_len):
+            raise ProtocolError(
+                f"slot {slot} computes up to position {start + length - 1}, its table holds {num_positions}"
+            )
+        if flags & RowFlag.FED_BY_LAST_SAMPLE and (slot in opened or not batch.has_sampled[slot]):
+            raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
+
+
+def _check_slot(slot: int, limits: StepLimits) -> None:
+    if not 0 <= slot < limits.max_num_seqs:
+        raise ProtocolError(f"slot {slot} is not one of {limits.max_num_seqs}")
+
+
+def _check_opening(opening: OpenSlot, limits: StepLimits) -> None:
+    _check_slot(opening.slot, limits)
+    if not opening.seeds or not all(0 <= seed < 2**64 for seed in opening.seeds):
+        raise ProtocolError(f"slot {opening.slot} opens without a seed, or with one that is no uint64")
+    if not (math.isfinite(opening.temperature) and opening.temperature >= 0):
+        raise ProtocolError(f"slot {opening.slot} opens with temperature {opening.temperature}")
+    if not 0 < opening.top_p <= 1:
+        raise ProtocolError(f"slot {opening.slot} opens with top_p {opening.top_p}")
+    if opening.top_k < 0:
+        raise ProtocolError(f"slot {opening.slot} opens with top_k {opening.top_k}")
+    if opening.num_logprobs is not None and not 0 <= opening.num_logprobs <= limits.vocab_size:
+        raise ProtocolError(f"slot {opening.slot} asks for {opening.num_logprobs} log-probabilities")
+
+
+def _check_rows(plan: StepPlan, limits: StepLimits) -> None:
+    """The rows by themselves: sizes and ranges."""
+    num_rows = len(plan.slots)
+    if not num_rows == len(plan.starts) == len(plan.lengths) == len(plan.flags):
+        raise ProtocolError("the row arrays differ in length")
+    if len(set(plan.slots)) < num_rows:
+        raise ProtocolError("a slot has two rows")
+    num_sent = 0
+    for slot, start, length, flags in zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True):
+        _check_slot(slot, limits)
+        if start < 0 or length < 1:
+            raise ProtocolError(f"a row of slot {slot} has start {start} and length {length}")
+        if flags & ~KNOWN_FLAGS:
+            raise ProtocolError(f"a row of slot {slot} has unknown flags {flags:#x}")
+        if not flags & RowFlag.FED_BY_LAST_SAMPLE:
+            num_sent += length
+        elif length != 1:
+            raise ProtocolError(f"slot {slot} is fed by its last sample, but its row has length {length}")
+    if sum(plan.lengths) > limits.max_num_batched_tokens:
+        raise ProtocolError(f"{sum(plan.lengths)} tokens in one step, at most {limits.max_num_batched_tokens}")
+    if num_sent != len(plan.token_ids):
+        raise ProtocolError(f"the rows take {num_sent} tokens, the plan brings {len(plan.token_ids)}")
+    if plan.token_ids and not (min(plan.token_ids) >= 0 and max(plan.token_ids) < limits.vocab_size):
+        raise ProtocolError(f"a token id is not one of {limits.vocab_size}")

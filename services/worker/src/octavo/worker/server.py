@@ -1,0 +1,156 @@
+"""Puts the compute thread on links: hellos, plans in, results out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from octavo.common.errors import OctavoError, ProtocolError, StaleEpochError
+from octavo.common.links import Link
+from octavo.common.messages.step import (
+    StepRefused,
+    StepResult,
+    WorkerHello,
+    WorkerReady,
+    WorkerReply,
+    WorkerRequest,
+)
+from octavo.worker.compute_thread import BuildCore, ComputeThread, Tenure
+
+if TYPE_CHECKING:  # imports torch
+    from octavo.worker.worker_core import WorkerCore
+
+log = structlog.get_logger()
+
+WorkerLink = Link[WorkerReply, WorkerRequest]
+
+
+class WorkerServer:
+    """Serves one scheduler at a time: a hello of the same or a higher epoch takes over, a lower one is turned away.
+
+    Everything but the compute thread runs on the event loop in which it was made.
+    """
+
+    def __init__(self, build: BuildCore) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.loaded: asyncio.Future[None] = self._loop.create_future()
+        """Done when the model is loaded and warm; holds the error if that failed."""
+        self._compute = ComputeThread(build, self._on_loaded)
+        self._links: set[WorkerLink] = set()
+        self._holder: WorkerLink | None = None
+        self._tenure: Tenure | None = None
+        self._last_epoch = -1
+
+    def start(self) -> None:
+        """Begin to load the model. Links may be accepted before and meanwhile."""
+        self._compute.start()
+
+    async def close(self, grace_s: float) -> None:
+        """Close all links and end the compute thread, waiting `grace_s` for the step that runs."""
+        for link in tuple(self._links):
+            link.close()
+        self._end_tenure()
+        await asyncio.to_thread(self._compute.stop, grace_s)
+
+    def health(self) -> str:
+        """Empty when ready; else what the worker is doing."""
+        return self._compute.progress
+
+    def accept(self, link: WorkerLink) -> None:
+        """Serve a new stream."""
+        self._links.add(link)
+        link.bind(
+            lambda message: self._on_message(link, message),
+            lambda error: self._on_closed(link, error),
+        )
+
+    def _on_message(self, link: WorkerLink, message: WorkerRequest) -> None:
+        if isinstance(message, WorkerHello):
+            self._on_hello(link, message)
+        elif link is self._holder and self._tenure is not None:
+            self._compute.submit(self._tenure, message)
+        else:
+            self._turn_away(link, ProtocolError("a plan came before a hello"))
+
+    def _on_hello(self, link: WorkerLink, hello: WorkerHello) -> None:
+        if hello.epoch < self._last_epoch:
+            self._turn_away(link, StaleEpochError(f"epoch {hello.epoch} came after {self._last_epoch}"))
+            return
+        self._last_epoch = hello.epoch
+        self._end_tenure()
+        replaced, self._holder = self._holder, link
+        if replaced is not None and replaced is not link:
+            log.info("scheduler replaced", epoch=hello.epoch)
+            replaced.close()
+        self._tenure = self._new_tenure(link)
+        self._compute.begin(self._tenure)
+
+    def _new_tenure(self, link: WorkerLink) -> Tenure:
+        def send(reply: WorkerReply) -> None:
+            if not tenure.is_over.is_set():
+                link.send(reply)
+
+        def on_ready(core: WorkerCore) -> None:
+            self._post(send, _ready(core))
+
+        def on_reply(reply: StepResult | StepRefused) -> None:
+            self._post(send, reply)
+
+        tenure = Tenure(on_ready, on_reply)
+        return tenure
+
+    def _end_tenure(self) -> None:
+        if self._tenure is not None:
+            self._tenure.is_over.set()
+            self._tenure = None
+
+    def _turn_away(self, link: WorkerLink, error: OctavoError) -> None:
+        log.warning("stream refused", reason=error.reason, error=error.message)
+        if link is self._holder:
+            self._holder = None
+            self._end_tenure()
+        link.close()
+
+    def _on_closed(self, link: WorkerLink, error: OctavoError | None) -> None:
+        self._links.discard(link)
+        if link is self._holder:
+            log.info("scheduler left", error=error and error.message)
+            self._holder = None
+            self._end_tenure()
+
+    def _on_loaded(self, error: BaseException | None) -> None:
+        self._post(self._set_loaded, error)
+
+    def _set_loaded(self, error: BaseException | None) -> None:
+        if self.loaded.done():
+            return
+        if error is None:
+            self.loaded.set_result(None)
+        else:
+            self.loaded.set_exception(error)
+
+    def _post(self, call: Callable[..., None], *arguments: object) -> None:
+        """Run on the event loop; nowhere if that has ended."""
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            log.debug("reply dropped, the event loop has ended")
+
+
+def _ready(core: WorkerCore) -> WorkerReady:
+    limits = core.runner.limits
+    return WorkerReady(
+        incarnation=secrets.randbits(64),
+        model_name=core.model.name,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=core.model.eos_token_ids,
+    )

@@ -1,0 +1,60 @@
+"""The worker's side of the step protocol: steps are contiguous, and one refusal refuses all later plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from octavo.common.errors import InternalError, MessageGapError, OctavoError, ProtocolError
+from octavo.common.messages.step import StepPlan, StepRefused
+from octavo.worker.model_runner import ModelRunner, StepSamples
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a scheduler is told of the model."""
+
+    name: str
+    eos_token_ids: tuple[int, ...]
+
+
+class WorkerCore:
+    """Runs the plans of one scheduler at a time, in the order in which they come."""
+
+    def __init__(self, runner: ModelRunner, model: ServedModel) -> None:
+        self.runner = runner
+        self.model = model
+        self._next_step_id = 1
+        self._refusal: StepRefused | None = None
+
+    def start_over(self) -> None:
+        """All slots are closed, the pool's contents are lost, steps count from 1."""
+        self.runner.reset()
+        self._next_step_id = 1
+        self._refusal = None
+
+    def run(self, plan: StepPlan) -> StepSamples | StepRefused:
+        """Run one plan. Whatever goes wrong is an answer, and later plans are refused until `start_over`."""
+        if self._refusal is not None:
+            first = self._refusal
+            return StepRefused(plan.step_id, first.reason, f"step {first.step_id} was refused: {first.message}")
+        try:
+            if plan.step_id != self._next_step_id:
+                raise MessageGapError(f"step {plan.step_id} came when {self._next_step_id} was due")
+            samples = self.runner.execute(plan)
+        except ProtocolError as error:
+            self._refusal = self._refuse(plan, error)
+            return self._refusal
+        except Exception:
+            log.exception("step failed", step_id=plan.step_id)
+            self._refusal = self._refuse(plan, InternalError("the step failed; the worker's log has the cause"))
+            return self._refusal
+        self._next_step_id += 1
+        return samples
+
+    def _refuse(self, plan: StepPlan, error: OctavoError) -> StepRefused:
+        log.warning("plan refused", step_id=plan.step_id, reason=error.reason, error=error.message)
+        return StepRefused(plan.step_id, error.reason, error.message)
