@@ -64,7 +64,7 @@ class Pool:
             return self._last_reply
         if request.message_no != self._last_message_no + 1:
             raise MessageGapError(f"message {request.message_no} after message {self._last_message_no}")
-        self._last_message_no = request.message_no
+        self._last_message_no, self._last_reply = request.message_no, None
         self._last_reply = self._apply_next(request)
         return self._last_reply
 
