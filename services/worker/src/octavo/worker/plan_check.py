@@ -8,7 +8,7 @@ from octavo.common.errors import ProtocolError
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
 from octavo.worker.input_batch import InputBatch, StepLimits
 
-KNOWN_FLAGS = RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE
+KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE)
 
 
 def check_plan(plan: StepPlan, batch: InputBatch) -> None:
