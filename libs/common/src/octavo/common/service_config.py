@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     YamlConfigSettingsSource,
@@ -22,7 +23,7 @@ def _parse_address(value: Any) -> Any:
     return Address.parse(value) if isinstance(value, str) else value
 
 
-AddressSetting = Annotated[Address, BeforeValidator(_parse_address), PlainSerializer(str)]
+AddressSetting = Annotated[Address, NoDecode, BeforeValidator(_parse_address), PlainSerializer(str)]
 """An address written `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
 
