@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, Field, FilePath, PlainSerializer, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -40,7 +40,7 @@ class ServiceConfig(BaseSettings):
         arbitrary_types_allowed=True,
     )
 
-    config: Path | None = None
+    config: FilePath | None = None
     """YAML file with settings of this service, by the names shown here."""
 
     log_level: LogLevel = "info"

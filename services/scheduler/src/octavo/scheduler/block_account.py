@@ -51,6 +51,13 @@ class BlockAccount:
             and counts.free + counts.cached + counts.granted + counts.quarantined == 0
         )
 
+    def may_fit_now(self, allocatable_at_later: int) -> bool:
+        """Whether an admission that got LATER, when the pool had so many blocks to give, is worth another try.
+
+        Credits that are given back go with the admission that they are for, else they would be granted anew.
+        """
+        return self.is_settled and (bool(self._returned) or self.counts.allocatable > allocatable_at_later)
+
     def has_block_for(self, sequence: Sequence, position: int) -> bool:
         """Make sure that the sequence's table covers `position`, with a credit if needed. False: no credit left."""
         if position < len(sequence.block_table) * self.block_size:
@@ -86,10 +93,14 @@ class BlockAccount:
             Admission(sequence.sequence_id, tuple(sequence.token_ids), sequence.request.salt),
         )
 
-    def take_request(self, acknowledged_step: int, credit_target: int) -> KvRequest | None:
-        """The next message, or None if there is nothing to say."""
+    def take_request(self, acknowledged_step: int, credit_target: int, *, is_starving: bool) -> KvRequest | None:
+        """The next message, or None if there is nothing to say.
+
+        `is_starving`: a decode sits out for want of a credit. If the pool has blocks by now, that is worth a message.
+        """
         has_news = (
-            acknowledged_step > self._told_step
+            (is_starving and self.is_settled and not self._credits and self.counts.allocatable > 0)
+            or acknowledged_step > self._told_step
             or self._spent
             or self._publications
             or self._forks

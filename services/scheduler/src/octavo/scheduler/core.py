@@ -33,7 +33,7 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
@@ -90,9 +90,12 @@ class SchedulerCore:
         self._admitting: dict[int, Sequence] = {}
         self._forking: dict[int, Sequence] = {}
         self._in_flight: deque[LaunchedStep] = deque()
+        self._copies: list[BlockCopy] = []
+        """For the next plan, whatever it runs. A source may have a new owner already, but that one comes with the same
+        reply or a later one, so its rows are in that plan or a later one, and copies come before rows."""
         self._last_launched = self._last_acknowledged = 0
         self._has_starved = False
-        self._available_at_later: int | None = None
+        self._allocatable_at_later: int | None = None
         self._stall_cause: str | None = None
         self._stall_began = 0.0
 
@@ -235,7 +238,8 @@ class SchedulerCore:
             child.take_table(forked.block_ids, forked.generations, child.request.num_prompt_tokens)
             child.num_told_tokens = child.request.num_prompt_tokens
             child.num_published_blocks = child.num_told_tokens // self._account.block_size
-            child.copy = forked.copy
+            if forked.copy is not None:
+                self._copies.append(forked.copy)
             self._running[child.sequence_id] = child
             if child.is_aborted:
                 self._leave(child, SequenceState.FINISHED)
@@ -247,7 +251,7 @@ class SchedulerCore:
         request = sequence.request
         match admitted.verdict:
             case Verdict.OK:
-                self._available_at_later = None
+                self._allocatable_at_later = None
                 sequence.take_table(admitted.block_ids, admitted.generations, admitted.num_cached_tokens)
                 sequence.num_told_tokens = len(sequence.token_ids)
                 sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
@@ -260,7 +264,7 @@ class SchedulerCore:
                     self.stats.num_cached_prompt_tokens += num_cached
                     self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
             case Verdict.LATER:
-                self._available_at_later = self._account.counts.available
+                self._allocatable_at_later = self._account.counts.allocatable
                 self._back_to_queue(sequence)
             case Verdict.NEVER:
                 self._back_to_queue(sequence)
@@ -279,10 +283,13 @@ class SchedulerCore:
 
     def _admit_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
-        if self._available_at_later is not None:
-            if not self._account.is_settled or self._account.counts.available <= self._available_at_later:
+        if self._allocatable_at_later is not None:
+            holds_nothing = not (self._running or self._forking or self._admitting)
+            if not (
+                self._account.may_fit_now(self._allocatable_at_later) or (holds_nothing and self._account.is_settled)
+            ):
                 return
-            self._available_at_later = None
+            self._allocatable_at_later = None
         budget = self._settings.max_num_batched_tokens
         backlog = [
             num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
@@ -453,9 +460,10 @@ class SchedulerCore:
         if self._is_running:
             self._launch(outbox.plans, now)
             self._admit_waiting()
-            num_growing = len(self._running) + len(self._admitting) + len(self._forking)
-            target = self._settings.credits_per_sequence * num_growing
-            outbox.kv_request = self._account.take_request(self._last_acknowledged, target)
+            target = self._settings.credits_per_sequence * len(self._running)
+            outbox.kv_request = self._account.take_request(
+                self._last_acknowledged, target, is_starving=self._has_starved
+            )
         outbox.batches, self._batches = self._batches, {}
         return outbox
 
@@ -469,7 +477,8 @@ class SchedulerCore:
             if not selection.rows:
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, now)
+            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now)
+            self._copies = []
             self._in_flight.append(step)
             plans.append(plan)
         if self._has_starved and self._account.is_dry:

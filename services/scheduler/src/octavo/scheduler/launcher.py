@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
@@ -73,9 +74,11 @@ def select_rows(
     return Selection(rows, num_starved)
 
 
-def launch(step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, now: float) -> tuple[StepPlan, LaunchedStep]:
-    """The plan that computes `rows`; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed())
+def launch(
+    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+) -> tuple[StepPlan, LaunchedStep]:
+    """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
+    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
     launched = [_launch_row(plan, sequence, length) for sequence, length in rows]
     return plan, LaunchedStep(step_id, launched, now)
 
@@ -130,6 +133,3 @@ def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
             )
         )
         sequence.num_sent_blocks = len(sequence.block_table)
-    if sequence.copy is not None:
-        plan.copies.append(sequence.copy)
-        sequence.copy = None

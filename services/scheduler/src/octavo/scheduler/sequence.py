@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass, field
 
 from octavo.common.messages.generation import SamplingParams
-from octavo.common.messages.kv import BlockCopy
 
 _MASK_64 = 2**64 - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -80,8 +79,6 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     num_sent_blocks: int = 0
-    copy: BlockCopy | None = None
-    """Tail block to copy before the first row."""
 
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
@@ -128,5 +125,4 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
         self.num_steps_in_flight = 0
         self.is_open = False
-        self.copy = None
         self.slot = -1

@@ -140,9 +140,9 @@ class PoolCounts:
     quarantined: int
 
     @property
-    def available(self) -> int:
-        """Blocks that an admission could be given now."""
-        return self.free + self.cached + self.granted
+    def allocatable(self) -> int:
+        """Blocks that the manager could hand out at once."""
+        return self.free + self.cached
 
 
 @dataclass(frozen=True, slots=True)

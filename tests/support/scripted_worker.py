@@ -1,0 +1,126 @@
+"""A worker without tensors: it keeps the token of every slot, and samples from what it reads through the block table.
+
+The next token is a function of all tokens that a row can see, so a wrong block, a missed copy, or a write into somebody
+else's block changes the answer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepResult
+
+UNWRITTEN = -7
+
+
+def next_token(token_ids: Sequence[int], seed: int, temperature: float, vocab_size: int) -> int:
+    """What this worker samples after `token_ids`; greedy does not look at the seed."""
+    salt = seed % 2**32 if temperature > 0 else 0
+    return zlib.crc32(array("i", token_ids).tobytes(), salt) % vocab_size
+
+
+def expected_output(
+    prompt: Sequence[int], num_tokens: int, vocab_size: int, seed: int = 0, temperature: float = 0.0
+) -> list[int]:
+    """The answer of an idle worker."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, seed, temperature, vocab_size))
+    return token_ids[len(prompt) :]
+
+
+@dataclass
+class _Slot:
+    opened: OpenSlot
+    table: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    last_sample: int = UNWRITTEN
+
+
+class ScriptedWorker:
+    """Runs plans at once, and checks that every plan keeps the contract."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, vocab_size: int) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.num_rows = 0
+        self.largest_step = 0
+        self._memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
+        self._generations = [0] * num_blocks
+        self._slots: list[_Slot | None] = [None] * max_num_seqs
+        self._last_step = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        assert plan.step_id == self._last_step + 1, f"step {plan.step_id} after {self._last_step}"
+        self._last_step = plan.step_id
+        for slot in plan.closed_slots:
+            assert self._slots[slot] is not None, f"slot {slot} is closed twice"
+            self._slots[slot] = None
+        for opened in plan.opened_slots:
+            assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
+            self._slots[opened.slot] = _Slot(opened)
+        renewed = self._apply_deltas(plan)
+        for copy in plan.copies:
+            self._memory[copy.target_id] = list(self._memory[copy.source_id])
+        for block_id in renewed - {copy.target_id for copy in plan.copies}:
+            self._memory[block_id] = [UNWRITTEN] * self.block_size
+        return StepResult(plan.step_id, self._run_rows(plan), [], compute_us=1000, idle_us=0)
+
+    def _apply_deltas(self, plan: StepPlan) -> set[int]:
+        renewed = set()
+        for delta in plan.table_deltas:
+            slot = self._slot(delta.slot)
+            assert delta.start_index == len(slot.table), "a table delta was lost"
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                assert generation >= self._generations[block_id], f"block {block_id} of an old generation"
+                if generation > self._generations[block_id]:
+                    holders = [s for s in self._slots if s is not None and block_id in s.table]
+                    assert not holders, f"block {block_id} is reused while a live slot lists it"
+                    self._generations[block_id] = generation
+                    renewed.add(block_id)
+                slot.table.append(block_id)
+                slot.generations.append(generation)
+        return renewed
+
+    def _run_rows(self, plan: StepPlan) -> list[int]:
+        self.num_rows += len(plan.slots)
+        self.largest_step = max(self.largest_step, sum(plan.lengths))
+        inputs = iter(plan.token_ids)
+        written: dict[tuple[int, int], int] = {}
+        rows = list(zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True))
+        assert len({slot for slot, *_ in rows}) == len(rows), "two rows of a step share a slot"
+        for slot_no, start, length, flags in rows:
+            slot = self._slot(slot_no)
+            if flags & RowFlag.FED_BY_LAST_SAMPLE:
+                assert length == 1
+                token_ids = [slot.last_sample]
+            else:
+                token_ids = [next(inputs) for _ in range(length)]
+            for position, token_id in enumerate(token_ids, start):
+                block_id = slot.table[position // self.block_size]
+                place = (block_id, position % self.block_size)
+                assert place not in written, f"two rows write to block {block_id}"
+                written[place] = slot_no
+                self._memory[block_id][position % self.block_size] = token_id
+        assert next(inputs, None) is None, "input tokens are left over"
+        samples: list[int] = []
+        for slot_no, start, length, flags in rows:
+            samples += self._sample(self._slot(slot_no), start + length, flags)
+        return samples
+
+    def _sample(self, slot: _Slot, num_tokens: int, flags: int) -> list[int]:
+        if not flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT):
+            return []
+        visible = [self._memory[slot.table[p // self.block_size]][p % self.block_size] for p in range(num_tokens)]
+        seeds = slot.opened.seeds if flags & RowFlag.FAN_OUT else slot.opened.seeds[:1]
+        samples = [next_token(visible, seed, slot.opened.temperature, self.vocab_size) for seed in seeds]
+        slot.last_sample = samples[0]
+        return samples
+
+    def _slot(self, slot: int) -> _Slot:
+        opened = self._slots[slot]
+        assert opened is not None, f"slot {slot} is not open"
+        return opened
