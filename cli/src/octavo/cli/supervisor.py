@@ -7,7 +7,6 @@ SIGTERM from the kernel when the supervisor dies without having stopped them.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -16,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from octavo.cli.service_processes import ServiceProcess
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_DIE_WITH_PARENT = (sys.executable, "-S", "-E", str(Path(__file__).with_name("die_with_parent.py")))
 _LINES_KEPT = 20
 _BAD_SETTINGS = 2
 """Exit status of a service that refuses its settings: starting it again would change nothing."""
@@ -113,13 +112,14 @@ class Supervisor:
 
     async def _start(self, child: _Child) -> None:
         child.process = await asyncio.create_subprocess_exec(
+            *_DIE_WITH_PARENT,
+            str(os.getpid()),
             *child.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={"PYTHONUNBUFFERED": "1", **child.spec.defaults, **os.environ, **child.spec.settings},
             process_group=0,
-            preexec_fn=_die_with(os.getpid()),
             limit=_MAX_LINE_BYTES,
         )
         if self._stopping.is_set():  # `stop` came between the fork and here, and did not see this process
@@ -200,17 +200,3 @@ def _describe(status: int) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times in a row"
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """What a child runs before its program: ask the kernel for SIGTERM when `parent` dies."""
-    if _LIBC is None:
-        return None
-    prctl = _LIBC.prctl
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec

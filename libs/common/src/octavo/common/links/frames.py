@@ -7,7 +7,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from octavo.common.errors import LinkClosedError, OctavoError, OverloadedLinkError, ProtocolError
 from octavo.common.links.link import Link, StreamCodec
@@ -33,8 +33,7 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
         self._received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own classes do not derive from asyncio's
         if self._on_connected is not None:
             self._on_connected(self)
 
