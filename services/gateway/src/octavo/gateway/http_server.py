@@ -29,11 +29,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve_http(app: FastAPI, client: SchedulerClient, config: GatewayConfig, stop: Stop) -> None:
+def listen_http(config: GatewayConfig) -> socket.socket:
+    """The listening socket, bound before anything starts. Raises OSError if the address is taken."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    listening.setblocking(False)
+    return listening
+
+
+async def serve_http(
+    app: FastAPI, client: SchedulerClient, listening: socket.socket, drain_grace_s: float, stop: Stop
+) -> None:
     """Serve until the stop is requested, then let open answers end.
 
     From the stop on, readiness fails and new work gets 503. What still runs after `drain_grace_s` gets an error event.
-    Raises OSError if the address is taken.
     """
     server = _Server(
         uvicorn.Config(
@@ -48,23 +57,15 @@ async def serve_http(app: FastAPI, client: SchedulerClient, config: GatewayConfi
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
     )
-    listening = _listen(config)
     serving = asyncio.create_task(server.serve([listening]))
-    log.info("gateway started", host=config.host, port=listening.getsockname()[1])
+    host, port = listening.getsockname()[:2]
+    log.info("gateway started", host=host, port=port)
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         client.refuse_new_work("the server is shutting down")
-        await client.drain(config.drain_grace_s)
+        await client.drain(drain_grace_s)
     finally:
         stopping.cancel()
         server.should_exit = True
         await serving
-
-
-def _listen(config: GatewayConfig) -> socket.socket:
-    """A listening socket. Bound here, since uvicorn ends the process if the address is taken."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.create_server((config.host, config.port), family=family, backlog=2048)
-    listening.setblocking(False)
-    return listening

@@ -10,7 +10,7 @@ from octavo.common.runtime import Stop, run
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import UnsupportedDecoderError
-from octavo.gateway.http_server import serve_http
+from octavo.gateway.http_server import listen_http, serve_http
 from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.tokenization import load_tokenizer
 
@@ -30,7 +30,8 @@ def main() -> None:
             token_timeout_s=config.token_timeout_s,
             max_open_requests=config.max_open_requests,
         )
-        await serve_http(create_app(config, client, tokenizer), client, config, stop)
+        app = create_app(config, client, tokenizer)
+        await serve_http(app, client, listen_http(config), config.drain_grace_s, stop)
 
     run("gateway", config, serve)
 

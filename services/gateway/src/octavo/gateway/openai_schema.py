@@ -156,7 +156,10 @@ def _validate(body_class: type[Body], values: dict[str, Any]) -> Body:
 
 
 def _first_problem(error: ValidationError) -> FieldError:
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    field = problems[0]["loc"][:1]
+    # Where a value may be of several kinds, the kind that was followed deepest is the one that was meant.
+    problem = max((p for p in problems if p["loc"][:1] == field), key=lambda p: len(p["loc"]))
     param = _path([part for part in problem["loc"] if not _is_union_branch(part)])
     if problem["type"] == "extra_forbidden":
         return FieldError(param, f"{param} is not a known field", "unknown_parameter")

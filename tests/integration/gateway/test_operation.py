@@ -1,0 +1,91 @@
+"""Models, versions, request ids, metrics."""
+
+from __future__ import annotations
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.common.admin import AdminServicer
+from octavo.gateway.metrics import merged
+from support.running_gateway import MAX_MODEL_LEN, running_gateway, says
+
+
+async def test_served_model_is_listed() -> None:
+    async with running_gateway(says("x")) as gateway:
+        models = await gateway.openai.models.list()
+        assert [model.id for model in models.data] == ["m"]
+        assert (await gateway.openai.models.retrieve("m")).model_dump()["max_model_len"] == MAX_MODEL_LEN
+        missing = await gateway.http.get("/v1/models/some/other")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await gateway.http.get("/version")).json() == {"version": "0.1.0"}
+
+
+async def test_request_id_of_the_client_is_kept_and_others_are_made() -> None:
+    async with running_gateway(says("x")) as gateway:
+        mine = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "abc-1"})
+        bad = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "a b"})
+    assert mine.headers["x-request-id"] == "abc-1"
+    assert mine.json()["id"] == "cmpl-abc-1"
+    assert gateway.scheduler.submits[0].request_id == "abc-1"
+    assert len(bad.headers["x-request-id"]) == 32
+
+
+async def test_schema_is_published() -> None:
+    async with running_gateway(says("x")) as gateway:
+        schema = (await gateway.http.get("/openapi.json")).json()
+    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]
+    assert "ignore_eos" in body["content"]["application/json"]["schema"]["properties"]
+
+
+async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
+    def sample(text: str, name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(text)
+        found = [s.value for f in families for s in f.samples if s.name == name and s.labels == labels]
+        return sum(found)
+
+    async with running_gateway(says("the quick")) as gateway:
+        before = (await gateway.http.get("/metrics")).text
+        await gateway.complete(prompt=[5, 6], max_tokens=3)
+        await gateway.post("/v1/completions", prompt="")
+        after = (await gateway.http.get("/metrics")).text
+
+    def growth(name: str, **labels: str) -> float:
+        return sample(after, name, **labels) - sample(before, name, **labels)
+
+    assert growth("octavo_http_requests_total", route="/v1/completions", status="200") == 1
+    assert growth("octavo_http_requests_total", route="/v1/completions", status="400") == 1
+    assert growth("octavo_prompt_tokens_total") == 2
+    assert growth("octavo_output_tokens_total") == 3
+    assert growth("octavo_ttft_seconds_count") == 1
+    assert growth("octavo_inter_token_latency_seconds_count") == 2
+    assert growth("octavo_request_seconds_count") == 1
+
+
+async def test_scheduler_metrics_are_shown_beside_the_gateways_own() -> None:
+    server = grpc.aio.server()
+    AdminServicer(lambda: "").add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with running_gateway(says("x"), scheduler_admin=f"127.0.0.1:{port}") as gateway:
+        response = await gateway.http.get("/metrics")
+    await server.stop(None)
+    assert response.status_code == 200
+    names = [family.name for family in text_string_to_metric_families(response.text)]
+    assert len(names) == len(set(names))
+
+
+async def test_scheduler_that_does_not_answer_does_not_hurt_the_metrics() -> None:
+    async with running_gateway(says("x"), scheduler_admin="127.0.0.1:1") as gateway:
+        response = await gateway.http.get("/metrics")
+    assert response.status_code == 200
+    assert "octavo_ttft_seconds" in response.text
+
+
+def test_merged_exposition_has_each_family_once() -> None:
+    own = b"# HELP octavo_a A.\n# TYPE octavo_a counter\noctavo_a_total 1.0\n"
+    other = (
+        b"# HELP octavo_a A.\n# TYPE octavo_a counter\noctavo_a_total 9.0\n"
+        b"# HELP python_info P.\n# TYPE python_info gauge\npython_info 1.0\n"
+        b"# HELP octavo_b B.\n# TYPE octavo_b gauge\noctavo_b 2.0\n"
+    )
+    assert merged(own, other) == own + b"# HELP octavo_b B.\n# TYPE octavo_b gauge\noctavo_b 2.0\n"

@@ -1,0 +1,93 @@
+"""The gateway as a process of its own, with the scheduler behind a Unix socket or gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from octavo.common.codecs import GENERATE
+from octavo.common.links import Address, listen
+from octavo.common.messages.generation import ModelInfo
+from support.running_gateway import EOS_ID, MAX_MODEL_LEN, VOCAB_SIZE, says
+from support.scripted_scheduler import ScriptedScheduler
+from support.small_tokenizer import CHAT_TEMPLATE, byte_level_json
+
+MODEL = ModelInfo("m", MAX_MODEL_LEN, VOCAB_SIZE, (EOS_ID,), max_num_seqs=32, block_size=16)
+
+
+def model_folder(path: Path) -> Path:
+    (path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def start(model: Path, scheduler: Address, port: int) -> asyncio.subprocess.Process:
+    arguments = ["--model", str(model), "--scheduler", str(scheduler), "--port", str(port)]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "octavo.gateway.main", *arguments, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await http.get("/health/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("carrier", ["frames", "grpc"])
+async def test_process_serves_and_ends_in_order(tmp_path: Path, carrier: str) -> None:
+    text = f"frames://{tmp_path}/s.sock" if carrier == "frames" else f"grpc://127.0.0.1:{free_port()}"
+    address, port = Address.parse(text), free_port()
+    process = await start(model_folder(tmp_path), address, port)
+    scheduler = ScriptedScheduler(MODEL, says(" 4 5 6"))
+    listener = await listen([address], GENERATE, scheduler.accept)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as http:
+        await ready(http)
+        answer = (await http.post("/v1/completions", json={"prompt": "Count: 1 2 3"})).json()
+        assert answer["choices"][0]["text"] == " 4 5 6"
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(5):
+        _, log = await process.communicate()
+    await listener.close(0)
+    assert process.returncode == 0, log.decode()
+    assert b"Traceback" not in log
+
+
+async def test_address_that_is_taken_ends_the_process_with_a_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address.parse(f"frames://{tmp_path}/s.sock")
+        process = await start(model_folder(tmp_path), address, taken.getsockname()[1])
+        _, log = await process.communicate()
+    assert process.returncode == 1
+    assert b"in use" in log
+    assert b"Traceback" not in log
+
+
+async def test_model_folder_without_tokenizer_ends_the_process_with_a_reason(tmp_path: Path) -> None:
+    process = await start(tmp_path, Address.parse(f"frames://{tmp_path}/s.sock"), 0)
+    _, log = await process.communicate()
+    assert process.returncode == 1
+    assert b"tokenizer.json does not exist" in log
+
+
+async def test_gateway_needs_neither_torch_nor_transformers() -> None:
+    code = "import sys, octavo.gateway.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0

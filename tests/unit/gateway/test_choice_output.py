@@ -1,0 +1,139 @@
+"""What of a choice may be sent, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.common.errors import ProtocolError
+from octavo.common.messages.generation import ChoiceFinished, FinishReason, SampledToken
+from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
+from octavo.gateway.detokenization import TokenPieces
+from octavo.gateway.stop_strings import StopStrings
+from support.small_tokenizer import EOS, byte_ids, byte_level_tokenizer, id_of
+
+TOKENIZER = byte_level_tokenizer()
+PIECES = TokenPieces(TOKENIZER)
+EOS_ID = id_of(TOKENIZER, EOS)
+
+
+def rules(stops: Sequence[str] = (), lists_tokens: bool = False, skip_special_tokens: bool = True) -> OutputRules:
+    return OutputRules(
+        PIECES, skip_special_tokens, StopStrings(stops) if stops else None, frozenset({EOS_ID}), lists_tokens
+    )
+
+
+def run(ids: list[int], output_rules: OutputRules, reason: FinishReason = FinishReason.LENGTH) -> list[Delta]:
+    """The deltas of a choice, taken after each token."""
+    output, deltas = ChoiceOutput(output_rules), []
+    for token_id in ids:
+        output.push(SampledToken(1, 0, token_id))
+        if delta := output.take():
+            deltas.append(delta)
+        if output.is_finished:
+            return deltas
+    output.finish(ChoiceFinished(1, 0, reason))
+    last = output.take()
+    assert last is not None
+    return [*deltas, last]
+
+
+def texts(deltas: list[Delta]) -> list[str]:
+    return [delta.text for delta in deltas]
+
+
+def test_text_flows_token_by_token() -> None:
+    assert texts(run(byte_ids("abc"), rules())) == ["a", "b", "c", ""]
+
+
+def test_nothing_of_a_stop_string_is_ever_sent() -> None:
+    deltas = run(byte_ids("1 2 3 4"), rules([" 3"]))
+    assert texts(deltas) == ["1", " 2", ""]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", " 3")
+
+
+def test_beginning_of_a_stop_that_fails_is_released_at_once() -> None:
+    assert texts(run(byte_ids("a 4 7"), rules([" 4 9"]))) == ["a", " 4 7", ""]
+
+
+def test_beginning_of_a_stop_is_released_at_the_end() -> None:
+    assert texts(run(byte_ids("ab"), rules(["bc"]))) == ["a", "b"]
+
+
+def test_end_token_is_counted_and_listed_but_has_no_text() -> None:
+    output = ChoiceOutput(rules(lists_tokens=True, skip_special_tokens=False))
+    for token_id in [*byte_ids("a"), EOS_ID]:
+        output.push(SampledToken(1, 0, token_id))
+    output.finish(ChoiceFinished(1, 0, FinishReason.STOP))
+    delta = output.take()
+    assert delta is not None
+    assert (delta.text, [token.piece for token in delta.tokens], output.num_tokens) == ("a", [b"a", None], 2)
+
+
+def test_tokens_after_a_stop_string_are_dropped() -> None:
+    output = ChoiceOutput(rules(["b"]))
+    for token_id in byte_ids("abcd"):
+        output.push(SampledToken(1, 0, token_id))
+    output.finish(ChoiceFinished(1, 0, FinishReason.ABORT))
+    delta = output.take()
+    assert delta is not None
+    assert (delta.text, delta.finish_reason, output.num_tokens) == ("a", "stop", 2)
+
+
+def test_abort_that_nobody_asked_for_is_an_error() -> None:
+    with pytest.raises(ProtocolError):
+        ChoiceOutput(rules()).finish(ChoiceFinished(1, 0, FinishReason.ABORT))
+
+
+def test_listed_tokens_decode_to_exactly_the_text_beside_them() -> None:
+    deltas = run(byte_ids("x한 zz y"), rules(["zzzz"], lists_tokens=True))
+    assert texts(deltas) == ["x", "한", " ", "zz ", "y", ""]
+    assert [len(delta.tokens) for delta in deltas] == [1, 3, 1, 3, 1, 0]
+
+
+def test_token_that_is_half_certain_waits_where_tokens_are_listed() -> None:
+    the_fox = TOKENIZER.encode(" the", add_special_tokens=False).ids
+    assert [TOKENIZER.id_to_token(token_id) for token_id in the_fox] == ["Ġthe"]
+    assert texts(run(the_fox, rules(["e!"]))) == [" th", "e"]
+    assert texts(run(the_fox, rules(["e!"], lists_tokens=True))) == [" the"]
+
+
+def test_text_offsets_count_characters_before_each_token() -> None:
+    deltas = run(byte_ids("é한b"), rules(lists_tokens=True))
+    assert [token.text_offset for delta in deltas for token in delta.tokens] == [0, 0, 1, 1, 1, 2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, TOKENIZER.get_vocab_size()), min_size=1, max_size=30),
+    st.lists(st.sampled_from(["e", " t", "the", "o ", "\ufffd", "é"]), max_size=3),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_any_output_is_aligned_and_independent_of_steps(
+    ids: list[int], stops: list[str], skip_special_tokens: bool, tokens_per_step: int
+) -> None:
+    output_rules = rules(stops, True, skip_special_tokens)
+    deltas = run(ids, output_rules)
+    for delta in deltas[:-1]:
+        assert b"".join(token.piece or b"" for token in delta.tokens).decode("utf-8", "replace") == delta.text
+
+    in_steps, joined = ChoiceOutput(output_rules), ""
+    for start in range(0, len(ids), tokens_per_step):
+        for token_id in ids[start : start + tokens_per_step]:
+            in_steps.push(SampledToken(1, 0, token_id))
+        if in_steps.is_finished:
+            break
+        delta_or_none = in_steps.take()
+        joined += delta_or_none.text if delta_or_none else ""
+    in_steps.finish(ChoiceFinished(1, 0, FinishReason.LENGTH))
+    last = in_steps.take()
+    assert last is not None
+    assert joined + last.text == "".join(texts(deltas))
+    assert in_steps.num_tokens == sum(len(delta.tokens) for delta in deltas)
+
+    plain = run(ids, rules(stops, False, skip_special_tokens))
+    assert "".join(texts(plain)) == "".join(texts(deltas))
