@@ -69,7 +69,7 @@ class StepCluster:
         self._results: deque[Any] = deque()
         self._requests: deque[Any] = deque()
         self._replies: deque[Any] = deque()
-        self.core.start(model, self._num_blocks)
+        self.core.start(model, self._num_blocks, 2048)
         self._advance()
 
     def crash(self) -> None:

@@ -101,9 +101,9 @@ def serve(
     if served_model_name is not None:
         prepared = PreparedModel(prepared.folder, served_model_name)
     if local:
-        from octavo.cli.local import run_local
+        from octavo.cli.serve import serve_in_one_process
 
-        raise typer.Exit(run_local(options, prepared))
+        raise typer.Exit(serve_in_one_process(options, prepared, screen))
     raise typer.Exit(serve_processes(options, prepared, screen))
 
 

@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import uvloop
+
 from octavo.cli.console import Screen
 from octavo.cli.models import PreparedModel
 from octavo.cli.readiness import wait_until_ready
 from octavo.cli.serve_options import ServeOptions
 from octavo.cli.service_processes import admin_address, service_processes
 from octavo.cli.supervisor import ServiceGaveUpError, Supervisor
+from octavo.common import logs
 from octavo.common.links import Address
+from octavo.common.runtime import Stop
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -52,6 +56,36 @@ def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen)
     """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     with _run_dir() as run_dir:
         return asyncio.run(_supervise(options, model, run_dir, screen))
+
+
+def serve_in_one_process(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
+    """Run the services in this process until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
+    return uvloop.run(_serve_local(options, model, screen))
+
+
+async def _serve_local(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
+    from octavo.cli.local_cluster import LocalCluster
+
+    logs.configure("local", options.log_level, "console")
+    cluster = LocalCluster(options, model)
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.request)
+    serving = asyncio.create_task(cluster.serve(stop))
+    waiting = asyncio.create_task(cluster.tell_progress(screen.progress))
+    with screen.status_line():
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if waiting.done():
+        screen.say(greeting_text(options.url, model.name))
+    waiting.cancel()
+    try:
+        await serving
+    except Exception as error:
+        screen.say(f"{type(error).__name__}: {error}", style="red")
+        return EXIT_FAILED
+    screen.say("stopped")
+    return EXIT_OK
 
 
 async def _supervise(options: ServeOptions, model: PreparedModel, run_dir: Path, screen: Screen) -> int:
@@ -152,4 +186,4 @@ def _run_dir() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["PortInUseError", "check_port", "greeting_text", "serve_processes"]
+__all__ = ["PortInUseError", "check_port", "greeting_text", "serve_in_one_process", "serve_processes"]

@@ -125,8 +125,12 @@ class SchedulerCore:
 
     # Pool and worker come and go.
 
-    def start(self, model: ModelInfo, num_blocks: int) -> None:
-        """A worker with closed slots and a KV manager with an empty pool are there."""
+    def start(self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int) -> None:
+        """A worker with closed slots and a KV manager with an empty pool are there.
+
+        `max_num_batched_tokens` is the worker's own limit; a step keeps to the lower of both.
+        """
+        self._max_num_batched_tokens = min(self._settings.max_num_batched_tokens, max_num_batched_tokens)
         self.model = model
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
@@ -290,7 +294,7 @@ class SchedulerCore:
             ):
                 return
             self._allocatable_at_later = None
-        budget = self._settings.max_num_batched_tokens
+        budget = self._max_num_batched_tokens
         backlog = [
             num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
         ] + [len(sequence.token_ids) for sequence in self._admitting.values()]
@@ -470,9 +474,7 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(
-                self._running.values(), self._account, self._rules, self._settings.max_num_batched_tokens
-            )
+            selection = select_rows(self._running.values(), self._account, self._rules, self._max_num_batched_tokens)
             self._has_starved = selection.num_starved > 0
             if not selection.rows:
                 break

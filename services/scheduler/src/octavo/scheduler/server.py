@@ -224,7 +224,7 @@ class SchedulerServer:
         self._lost = asyncio.get_running_loop().create_future()
         self._worker_link.bind(self._on_worker_message, self._on_link_closed("worker"))
         self._kv_link.bind(self._on_kv_message, self._on_link_closed("KV manager"))
-        self.core.start(self._model_of(ready), ready.num_blocks)
+        self.core.start(self._model_of(ready), ready.num_blocks, ready.max_num_batched_tokens)
         self._kv_asked_at = None
         log.info(
             "serving", model=ready.model_name, num_blocks=ready.num_blocks, block_size=ready.block_size, epoch=epoch
@@ -266,7 +266,7 @@ class SchedulerServer:
             max_model_len=min(limits),
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.eos_token_ids,
-            max_num_seqs=min(self._config.max_num_seqs, ready.max_num_seqs),
+            max_num_seqs=min(self._config.max_num_seqs, ready.max_num_seqs, ready.max_num_batched_tokens),
             block_size=ready.block_size,
         )
 
