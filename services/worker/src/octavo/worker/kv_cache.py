@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from octavo.common.messages.kv import BlockCopy
+from octavo.worker.free_memory import free_host_bytes
 from octavo.worker.models.config import ModelConfig
 
 DEFAULT_SHARE_OF_FREE_MEMORY = 0.25
@@ -46,28 +46,3 @@ def default_kv_cache_bytes(device: torch.device, most_useful: int) -> int:
         return min(most_useful, int(0.85 * free))
     limit = min(DEFAULT_MAX_BYTES, int(DEFAULT_SHARE_OF_FREE_MEMORY * free_host_bytes()))
     return min(most_useful, limit)
-
-
-def free_host_bytes() -> int:
-    """Memory that this process could still take: the machine's, or what its cgroup has left."""
-    free = [_meminfo_available(), _cgroup_left()]
-    return min((found for found in free if found is not None), default=DEFAULT_MAX_BYTES)
-
-
-def _meminfo_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
-
-
-def _cgroup_left() -> int | None:
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text(encoding="ascii").strip()
-        used = (root / "memory.current").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return None if limit == "max" else max(0, int(limit) - int(used))

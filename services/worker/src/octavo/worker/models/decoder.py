@@ -37,7 +37,7 @@ class Decoder:
         embedding: Tensor,  # [vocab_size, hidden_size]
         layers: list[DecoderLayer],
         norm: Tensor,  # [hidden_size]
-        output: Tensor,  # [vocab_size, hidden_size]; the embedding itself where they are tied
+        output: Linear,  # hidden_size to vocab_size
     ) -> None:
         self.config = config
         self._embedding = embedding
@@ -77,7 +77,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
-        return F.linear(self._normalise(hidden, self._norm), self._output).float()
+        return self._output(self._normalise(hidden, self._norm)).float()
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

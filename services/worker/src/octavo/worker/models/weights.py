@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from octavo.worker.free_memory import free_host_bytes
 from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.decoder import Decoder, DecoderLayer
 from octavo.worker.models.errors import (
@@ -22,9 +23,11 @@ from octavo.worker.models.errors import (
     UnexpectedTensorError,
     name_some,
 )
-from octavo.worker.models.linear import Linear
+from octavo.worker.models.linear import Linear, can_pack, make_linear
 
 INDEX = "model.safetensors.index.json"
+MAX_SHARE_OF_FREE_MEMORY = 0.2
+"""Of the host's, that the weights of a model may take to be kept in two layouts."""
 OUTPUT = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -90,6 +93,8 @@ class Checkpoint:
                 raise ModelLoadError(f"{path} cannot be read: {error}") from error
             self._files |= dict.fromkeys(opened.keys(), opened)
         self._num_loaded, self._num_expected = 0, 1
+        self.has_room_for_two = False
+        """Weights may be kept in two layouts, each for the number of rows that it suits."""
 
     @property
     def names(self) -> set[str]:
@@ -107,6 +112,10 @@ class Checkpoint:
             if found != shape:
                 raise TensorShapeError(f"{name} is {list(found)} in the checkpoint, {list(shape)} by config.json")
         self._num_expected = sum(torch.Size(shape).numel() for shape in expected.values())
+        num_bytes = self._num_expected * self._dtype.itemsize
+        self.has_room_for_two = (
+            can_pack(self._dtype, self._device) and num_bytes <= MAX_SHARE_OF_FREE_MEMORY * free_host_bytes()
+        )
 
     def load(self, *names: str) -> Tensor:
         """The tensors, joined along their first dimension, in memory of our own."""
@@ -138,19 +147,21 @@ def _safetensors_files(folder: Path) -> list[Path]:
 
 def _build(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     embedding = checkpoint.load(EMBEDDING)
+    output = embedding if config.tied_embeddings else checkpoint.load(OUTPUT)
     return Decoder(
         config=config,
         embedding=embedding,
         layers=[_build_layer(config, checkpoint, f"model.layers.{layer}.") for layer in range(config.num_layers)],
         norm=checkpoint.load("model.norm.weight"),
-        output=embedding if config.tied_embeddings else checkpoint.load(OUTPUT),
+        output=make_linear(output, single=output.t()),
     )
 
 
 def _build_layer(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> DecoderLayer:
     def linear(has_bias: bool, *names: str) -> Linear:
         weight = checkpoint.load(*(f"{prefix}{name}.weight" for name in names))
-        return Linear(weight, checkpoint.load(*(f"{prefix}{name}.bias" for name in names)) if has_bias else None)
+        bias = checkpoint.load(*(f"{prefix}{name}.bias" for name in names)) if has_bias else None
+        return make_linear(weight, bias, weight.t().contiguous() if checkpoint.has_room_for_two else None)
 
     def norm(name: str) -> Tensor:
         return checkpoint.load(f"{prefix}{name}.weight")
