@@ -175,7 +175,7 @@ def test_parts_of_a_message_are_joined_by_line_ends() -> None:
 
 
 def test_answer_of_the_official_client_can_be_sent_back() -> None:
-    answer = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
         "refusal": None,
