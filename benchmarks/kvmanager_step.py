@@ -1,6 +1,6 @@
 """What the KV manager's core costs a message, without any transport. Run: python benchmarks/kvmanager_step.py
 
-The pool has 55,712 blocks of 16 tokens (Llama-3.1-8B on one H200), full of cached content, so that every allocation evicts.
+The pool has 55,712 blocks of 16 tokens (Llama-3.1-8B on one H200), full of cached content: every allocation evicts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from octavo.common.codecs.kv import decode_reply, decode_request, encode_reply, encode_request
+from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.messages.kv import Admission, KvRequest, OpenPool, Publication, Release
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
@@ -123,11 +123,11 @@ class Load:
         self._message_no += 1
         request = KvRequest(self._message_no, self._step, step.spent, step.publications, credit_target=512)
         start = time.perf_counter()
-        decode_request(encode_request(request))
+        KV_STEPS.decode_client(KV_STEPS.encode_client(request))
         seconds = time.perf_counter() - start
         reply = self.pool.apply(request)
         start = time.perf_counter()
-        decode_reply(encode_reply(reply))
+        KV_STEPS.decode_server(KV_STEPS.encode_server(reply))
         self._credits += [block_id for block_id, _ in reply.credits]
         return seconds + time.perf_counter() - start
 

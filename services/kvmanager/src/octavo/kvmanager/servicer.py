@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 
-from octavo.common.codecs.kv import counts_to_proto
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.server import KvManagerServer
 from octavo.v1 import kvmanager_service_pb2 as pb
@@ -19,14 +18,21 @@ class KvManagerServicer:
         self._server = server
 
     async def InspectPool(self, request: pb.InspectPoolRequest, context: Any) -> pb.InspectPoolResponse:
-        """See kvmanager_service.proto. Reads every block on the event loop: 60 ms of a pool of 55,712."""
+        """See kvmanager_service.proto. Reads every block on the event loop: 90 ms for a pool of 55,712."""
         pool = self._server.find_pool(request.pool_id)
         if pool is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool_id!r} is open")
             raise AssertionError("abort raises")
+        counts = pool.blocks.counts()
         return pb.InspectPoolResponse(
             pool_id=pool.pool_id,
-            counts=counts_to_proto(pool.blocks.counts()),
+            counts=pb.PoolCounts(
+                free=counts.free,
+                granted=counts.granted,
+                active=counts.active,
+                cached=counts.cached,
+                quarantined=counts.quarantined,
+            ),
             num_sequences=len(pool.tables),
             violations=violations(pool),
         )

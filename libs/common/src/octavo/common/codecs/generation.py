@@ -11,8 +11,10 @@ from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
 from octavo.common.messages.generation import (
     Abort,
+    BranchPoint,
     ChoiceFinished,
     FinishReason,
+    Forget,
     GatewayMessage,
     ModelInfo,
     RequestFailed,
@@ -39,6 +41,9 @@ def _params_to_proto(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=pack_int32(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
         num_logprobs=params.num_logprobs,
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
     )
 
 
@@ -53,7 +58,19 @@ def _params_from_proto(params: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(unpack_int32(params.stop_token_ids)),
         ignore_eos=params.ignore_eos,
         num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
     )
+
+
+def _branch_to_proto(branch: BranchPoint) -> pb.BranchPoint:
+    return pb.BranchPoint(request_id=branch.request_id, choice_index=branch.choice_index, num_tokens=branch.num_tokens)
+
+
+def _branch_from_proto(branch: pb.BranchPoint) -> BranchPoint:
+    num_tokens = branch.num_tokens if branch.HasField("num_tokens") else None
+    return BranchPoint(branch.request_id, branch.choice_index, num_tokens)
 
 
 def encode_gateway(message: GatewayMessage) -> bytes:
@@ -64,8 +81,13 @@ def encode_gateway(message: GatewayMessage) -> bytes:
             prompt_token_ids=pack_int32(message.prompt_token_ids),
             params=_params_to_proto(message.params),
             cache_salt=message.cache_salt,
+            priority=message.priority,
+            branch=_branch_to_proto(message.branch) if message.branch else None,
+            keep_s=message.keep_s,
         )
         return pb.GenerateRequest(submit=submit).SerializeToString()
+    if isinstance(message, Forget):
+        return pb.GenerateRequest(forget=pb.Forget(request_id=message.request_id)).SerializeToString()
     abort = pb.Abort(request_no=message.request_no, choice_index=message.choice_index)
     return pb.GenerateRequest(abort=abort).SerializeToString()
 
@@ -84,10 +106,15 @@ def decode_gateway(body: bytes) -> GatewayMessage:
                 prompt_token_ids=tuple(unpack_int32(submit.prompt_token_ids)),
                 params=_params_from_proto(submit.params),
                 cache_salt=submit.cache_salt,
+                priority=submit.priority,
+                branch=_branch_from_proto(submit.branch) if submit.HasField("branch") else None,
+                keep_s=submit.keep_s,
             )
         case "abort":
             abort = request.abort
             return Abort(abort.request_no, abort.choice_index if abort.HasField("choice_index") else None)
+        case "forget":
+            return Forget(request.forget.request_id)
     raise ProtocolError("GenerateRequest with no message set")
 
 
@@ -165,7 +192,12 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
     tokens = batch.tokens
     return pb.TokenBatch(
         started=[
-            pb.RequestStarted(request_no=s.request_no, num_cached_tokens=s.num_cached_tokens) for s in batch.started
+            pb.RequestStarted(
+                request_no=started.request_no,
+                num_cached_tokens=started.num_cached_tokens,
+                num_prompt_tokens=started.num_prompt_tokens,
+            )
+            for started in batch.started
         ],
         token_request_nos=pack_int32([token.request_no for token in tokens]),
         token_choice_indexes=pack_int32([token.choice_index for token in tokens]),
@@ -195,7 +227,7 @@ def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
         strict=True,
     )
     return TokenBatch(
-        started=[RequestStarted(s.request_no, s.num_cached_tokens) for s in batch.started],
+        started=[RequestStarted(s.request_no, s.num_cached_tokens, s.num_prompt_tokens) for s in batch.started],
         tokens=[
             SampledToken(request_no, choice_index, token_id, logprobs.get(index))
             for index, (request_no, choice_index, token_id) in enumerate(rows)

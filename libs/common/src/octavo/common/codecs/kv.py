@@ -1,68 +1,40 @@
-"""Codec of the scheduler-KV manager stream."""
+"""Codec of the scheduler-KV manager stream: what the scheduler says."""
 
 from __future__ import annotations
-
-from typing import cast
 
 from google.protobuf.message import DecodeError
 
 from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
+from octavo.common.codecs.kv_reply import decode_reply, encode_reply
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
 from octavo.common.messages.kv import (
     Admission,
-    Admitted,
-    BlockCopy,
+    Arrival,
+    DeclaredTable,
+    DeclarePool,
     Fork,
-    Forked,
     KvManagerReply,
     KvManagerRequest,
-    KvReply,
     KvRequest,
     OpenPool,
-    PoolCounts,
-    PoolOpened,
     Publication,
     Release,
-    Verdict,
+    SwapIn,
+    SwapOut,
 )
 from octavo.v1 import kvmanager_service_pb2 as pb
 
 
 def encode_request(message: KvManagerRequest) -> bytes:
-    if isinstance(message, OpenPool):
-        opening = pb.OpenPool(
-            pool_id=message.pool_id,
-            epoch=message.epoch,
-            incarnation=message.incarnation,
-            num_blocks=message.num_blocks,
-            block_size=message.block_size,
-        )
-        return pb.KvManagerRequest(open_pool=opening).SerializeToString()
-    step = pb.KvStep(
-        message_no=message.message_no,
-        acknowledged_step=message.acknowledged_step,
-        spent_sequence_ids=pack_int64([sequence_id for sequence_id, _ in message.spent]),
-        spent_block_ids=pack_int32([block_id for _, block_id in message.spent]),
-        publications=[
-            pb.Publication(
-                sequence_id=item.sequence_id,
-                num_computed_tokens=item.num_computed_tokens,
-                new_token_ids=pack_int32(item.new_token_ids),
-            )
-            for item in message.publications
-        ],
-        forks=[pb.Fork(parent_id=f.parent_id, child_id=f.child_id, num_tokens=f.num_tokens) for f in message.forks],
-        released_sequence_ids=pack_int64([release.sequence_id for release in message.releases]),
-        released_last_steps=pack_int64([release.last_step for release in message.releases]),
-        returned_credits=pack_int32(message.returned_credits),
-        admissions=[
-            pb.Admission(sequence_id=item.sequence_id, token_ids=pack_int32(item.token_ids), salt=item.salt)
-            for item in message.admissions
-        ],
-        credit_target=message.credit_target,
-    )
-    return pb.KvManagerRequest(step=step).SerializeToString()
+    match message:
+        case KvRequest():
+            request = pb.KvManagerRequest(step=_step_to_proto(message))
+        case OpenPool():
+            request = pb.KvManagerRequest(open_pool=_opening_to_proto(message))
+        case DeclarePool():
+            request = pb.KvManagerRequest(declare_pool=_declaration_to_proto(message))
+    return request.SerializeToString()
 
 
 def decode_request(body: bytes) -> KvManagerRequest:
@@ -71,25 +43,141 @@ def decode_request(body: bytes) -> KvManagerRequest:
     except DecodeError as error:
         raise ProtocolError(str(error)) from error
     match request.WhichOneof("message"):
-        case "open_pool":
-            opening = request.open_pool
-            return OpenPool(
-                pool_id=opening.pool_id,
-                epoch=opening.epoch,
-                incarnation=opening.incarnation,
-                num_blocks=opening.num_blocks,
-                block_size=opening.block_size,
-            )
         case "step":
             return _step_from_proto(request.step)
+        case "open_pool":
+            return _opening_from_proto(request.open_pool)
+        case "declare_pool":
+            return _declaration_from_proto(request.declare_pool)
     raise ProtocolError("KvManagerRequest with no message set")
+
+
+def _opening_to_proto(opening: OpenPool) -> pb.OpenPool:
+    return pb.OpenPool(
+        pool_id=opening.pool_id,
+        epoch=opening.epoch,
+        incarnation=opening.incarnation,
+        num_blocks=opening.num_blocks,
+        block_size=opening.block_size,
+        num_host_blocks=opening.num_host_blocks,
+        resume_boot_epoch=opening.resume_boot_epoch,
+        last_reply_no=opening.last_reply_no,
+    )
+
+
+def _opening_from_proto(opening: pb.OpenPool) -> OpenPool:
+    return OpenPool(
+        pool_id=opening.pool_id,
+        epoch=opening.epoch,
+        incarnation=opening.incarnation,
+        num_blocks=opening.num_blocks,
+        block_size=opening.block_size,
+        num_host_blocks=opening.num_host_blocks,
+        resume_boot_epoch=opening.resume_boot_epoch,
+        last_reply_no=opening.last_reply_no,
+    )
+
+
+def _declaration_to_proto(declaration: DeclarePool) -> pb.DeclarePool:
+    return pb.DeclarePool(
+        tables=[
+            pb.DeclaredTable(
+                sequence_id=table.sequence_id,
+                token_ids=pack_int32(table.token_ids),
+                num_computed_tokens=table.num_computed_tokens,
+                block_ids=pack_int32(table.block_ids),
+                generations=pack_int32(table.generations),
+                salt=table.salt,
+                adapter=table.adapter,
+                adapter_generation=table.adapter_generation,
+            )
+            for table in declaration.tables
+        ],
+        credit_block_ids=pack_int32([block_id for block_id, _ in declaration.credits]),
+        credit_generations=pack_int32([generation for _, generation in declaration.credits]),
+        launched_step=declaration.launched_step,
+        acknowledged_step=declaration.acknowledged_step,
+        recycled_block_ids=pack_int32([block_id for block_id, _ in declaration.recycled]),
+        recycled_generations=pack_int32([generation for _, generation in declaration.recycled]),
+    )
+
+
+def _declaration_from_proto(declaration: pb.DeclarePool) -> DeclarePool:
+    return DeclarePool(
+        tables=[
+            DeclaredTable(
+                sequence_id=table.sequence_id,
+                token_ids=tuple(unpack_int32(table.token_ids)),
+                num_computed_tokens=table.num_computed_tokens,
+                block_ids=tuple(unpack_int32(table.block_ids)),
+                generations=tuple(unpack_int32(table.generations)),
+                salt=table.salt,
+                adapter=table.adapter,
+                adapter_generation=table.adapter_generation,
+            )
+            for table in declaration.tables
+        ],
+        credits=_pairs(unpack_int32(declaration.credit_block_ids), unpack_int32(declaration.credit_generations)),
+        launched_step=declaration.launched_step,
+        acknowledged_step=declaration.acknowledged_step,
+        recycled=_pairs(unpack_int32(declaration.recycled_block_ids), unpack_int32(declaration.recycled_generations)),
+    )
+
+
+def _pairs(first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    if len(first) != len(second):
+        raise ProtocolError(f"arrays of {len(first)} and {len(second)} items belong together")
+    return list(zip(first, second, strict=True))
+
+
+def _step_to_proto(step: KvRequest) -> pb.KvStep:
+    return pb.KvStep(
+        message_no=step.message_no,
+        acknowledged_step=step.acknowledged_step,
+        spent_sequence_ids=pack_int64([sequence_id for sequence_id, _ in step.spent]),
+        spent_block_ids=pack_int32([block_id for _, block_id in step.spent]),
+        publications=[
+            pb.Publication(
+                sequence_id=item.sequence_id,
+                num_computed_tokens=item.num_computed_tokens,
+                new_token_ids=pack_int32(item.new_token_ids),
+            )
+            for item in step.publications
+        ],
+        forks=[pb.Fork(parent_id=f.parent_id, child_id=f.child_id, num_tokens=f.num_tokens) for f in step.forks],
+        released_sequence_ids=pack_int64([release.sequence_id for release in step.releases]),
+        released_last_steps=pack_int64([release.last_step for release in step.releases]),
+        returned_credits=pack_int32(step.returned_credits),
+        admissions=[
+            pb.Admission(sequence_id=item.sequence_id, token_ids=pack_int32(item.token_ids), salt=item.salt)
+            for item in step.admissions
+        ],
+        credit_target=step.credit_target,
+        arrivals=[
+            pb.Arrival(
+                sequence_id=item.sequence_id,
+                token_ids=pack_int32(item.token_ids),
+                salt=item.salt,
+                adapter=item.adapter,
+                adapter_generation=item.adapter_generation,
+            )
+            for item in step.arrivals
+        ],
+        finished_transfers=pack_int64(step.finished_transfers),
+        swap_outs=[
+            pb.SwapOut(sequence_id=item.sequence_id, num_kept_blocks=item.num_kept_blocks, last_step=item.last_step)
+            for item in step.swap_outs
+        ],
+        swap_ins=[pb.SwapIn(sequence_id=item.sequence_id, num_tokens=item.num_tokens) for item in step.swap_ins],
+        last_reply_no=step.last_reply_no,
+    )
 
 
 def _step_from_proto(step: pb.KvStep) -> KvRequest:
     return KvRequest(
         message_no=step.message_no,
         acknowledged_step=step.acknowledged_step,
-        spent=list(zip(unpack_int64(step.spent_sequence_ids), unpack_int32(step.spent_block_ids), strict=True)),
+        spent=_pairs(unpack_int64(step.spent_sequence_ids), unpack_int32(step.spent_block_ids)),
         publications=[
             Publication(item.sequence_id, item.num_computed_tokens, tuple(unpack_int32(item.new_token_ids)))
             for item in step.publications
@@ -97,8 +185,8 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
         forks=[Fork(item.parent_id, item.child_id, item.num_tokens) for item in step.forks],
         releases=[
             Release(sequence_id, last_step)
-            for sequence_id, last_step in zip(
-                unpack_int64(step.released_sequence_ids), unpack_int64(step.released_last_steps), strict=True
+            for sequence_id, last_step in _pairs(
+                unpack_int64(step.released_sequence_ids), unpack_int64(step.released_last_steps)
             )
         ],
         returned_credits=unpack_int32(step.returned_credits),
@@ -106,110 +194,20 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
             Admission(item.sequence_id, tuple(unpack_int32(item.token_ids)), item.salt) for item in step.admissions
         ],
         credit_target=step.credit_target,
-    )
-
-
-def copy_to_proto(copy: BlockCopy) -> pb.BlockCopy:
-    return pb.BlockCopy(source_id=copy.source_id, target_id=copy.target_id)
-
-
-def copy_from_proto(copy: pb.BlockCopy) -> BlockCopy:
-    return BlockCopy(copy.source_id, copy.target_id)
-
-
-def counts_to_proto(counts: PoolCounts) -> pb.PoolCounts:
-    return pb.PoolCounts(
-        free=counts.free,
-        granted=counts.granted,
-        active=counts.active,
-        cached=counts.cached,
-        quarantined=counts.quarantined,
-    )
-
-
-def counts_from_proto(counts: pb.PoolCounts) -> PoolCounts:
-    return PoolCounts(
-        free=counts.free,
-        granted=counts.granted,
-        active=counts.active,
-        cached=counts.cached,
-        quarantined=counts.quarantined,
-    )
-
-
-def encode_reply(message: KvManagerReply) -> bytes:
-    if isinstance(message, PoolOpened):
-        opened = pb.PoolOpened(pool_id=message.pool_id, boot_epoch=message.boot_epoch)
-        return pb.KvManagerResponse(pool_opened=opened).SerializeToString()
-    reply = pb.KvStepReply(
-        message_no=message.message_no,
-        forked=[
-            pb.Forked(
-                child_id=item.child_id,
-                verdict=cast("pb.Verdict.ValueType", int(item.verdict)),
-                block_ids=pack_int32(item.block_ids),
-                generations=pack_int32(item.generations),
-                copy=copy_to_proto(item.copy) if item.copy else None,
+        arrivals=[
+            Arrival(
+                item.sequence_id,
+                tuple(unpack_int32(item.token_ids)),
+                item.salt,
+                item.adapter,
+                item.adapter_generation,
             )
-            for item in message.forked
+            for item in step.arrivals
         ],
-        admitted=[
-            pb.Admitted(
-                sequence_id=item.sequence_id,
-                verdict=cast("pb.Verdict.ValueType", int(item.verdict)),
-                num_cached_tokens=item.num_cached_tokens,
-                block_ids=pack_int32(item.block_ids),
-                generations=pack_int32(item.generations),
-            )
-            for item in message.admitted
-        ],
-        credit_block_ids=pack_int32([block_id for block_id, _ in message.credits]),
-        credit_generations=pack_int32([generation for _, generation in message.credits]),
-        num_recalled_credits=message.num_recalled_credits,
-        counts=counts_to_proto(message.counts),
-    )
-    return pb.KvManagerResponse(reply=reply).SerializeToString()
-
-
-def decode_reply(body: bytes) -> KvManagerReply:
-    try:
-        response = pb.KvManagerResponse.FromString(body)
-    except DecodeError as error:
-        raise ProtocolError(str(error)) from error
-    match response.WhichOneof("message"):
-        case "pool_opened":
-            return PoolOpened(response.pool_opened.pool_id, response.pool_opened.boot_epoch)
-        case "reply":
-            return _reply_from_proto(response.reply)
-    raise ProtocolError("KvManagerResponse with no message set")
-
-
-def _reply_from_proto(reply: pb.KvStepReply) -> KvReply:
-    return KvReply(
-        message_no=reply.message_no,
-        forked=[
-            Forked(
-                child_id=item.child_id,
-                verdict=Verdict(item.verdict),
-                block_ids=tuple(unpack_int32(item.block_ids)),
-                generations=tuple(unpack_int32(item.generations)),
-                copy=copy_from_proto(item.copy) if item.HasField("copy") else None,
-            )
-            for item in reply.forked
-        ],
-        admitted=[
-            Admitted(
-                sequence_id=item.sequence_id,
-                verdict=Verdict(item.verdict),
-                num_cached_tokens=item.num_cached_tokens,
-                block_ids=tuple(unpack_int32(item.block_ids)),
-                generations=tuple(unpack_int32(item.generations)),
-            )
-            for item in reply.admitted
-        ],
-        credits=list(zip(unpack_int32(reply.credit_block_ids), unpack_int32(reply.credit_generations), strict=True)),
-        num_recalled_credits=reply.num_recalled_credits,
-        counts=counts_from_proto(reply.counts),
+        finished_transfers=unpack_int64(step.finished_transfers),
+        swap_outs=[SwapOut(item.sequence_id, item.num_kept_blocks, item.last_step) for item in step.swap_outs],
+        swap_ins=[SwapIn(item.sequence_id, item.num_tokens) for item in step.swap_ins],
+        last_reply_no=step.last_reply_no,
     )
 
 

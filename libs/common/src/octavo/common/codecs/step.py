@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from octavo.common.codecs.arrays import pack_int32, unpack_int32
+from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
 from octavo.common.codecs.generation import logprobs_from_proto, logprobs_to_proto
-from octavo.common.codecs.kv import copy_from_proto, copy_to_proto
+from octavo.common.codecs.kv_reply import copy_from_proto, copy_to_proto, transfer_from_proto, transfer_to_proto
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
 from octavo.common.messages.step import (
     OpenSlot,
+    SharingGroup,
     StepPlan,
     StepRefused,
     StepResult,
@@ -25,7 +26,12 @@ from octavo.v1 import worker_service_pb2 as pb
 
 def encode_request(message: WorkerRequest) -> bytes:
     if isinstance(message, WorkerHello):
-        return pb.WorkerRequest(hello=pb.WorkerHello(epoch=message.epoch)).SerializeToString()
+        hello = pb.WorkerHello(
+            epoch=message.epoch,
+            resume_incarnation=message.resume_incarnation,
+            last_result=message.last_result,
+        )
+        return pb.WorkerRequest(hello=hello).SerializeToString()
     return pb.WorkerRequest(plan=_plan_to_proto(message)).SerializeToString()
 
 
@@ -36,7 +42,8 @@ def decode_request(body: bytes) -> WorkerRequest:
         raise ProtocolError(str(error)) from error
     match request.WhichOneof("message"):
         case "hello":
-            return WorkerHello(request.hello.epoch)
+            hello = request.hello
+            return WorkerHello(hello.epoch, hello.resume_incarnation, hello.last_result)
         case "plan":
             return _plan_from_proto(request.plan)
     raise ProtocolError("WorkerRequest with no message set")
@@ -70,6 +77,9 @@ def _plan_to_proto(plan: StepPlan) -> pb.StepPlan:
         row_lengths=pack_int32(plan.lengths),
         row_flags=bytes(plan.flags),
         token_ids=pack_int32(plan.token_ids),
+        transfers=[transfer_to_proto(transfer) for transfer in plan.transfers],
+        groups=[pb.SharingGroup(slots=pack_int32(group.slots), num_blocks=group.num_blocks) for group in plan.groups],
+        acknowledged_step=plan.acknowledged_step,
     )
 
 
@@ -96,6 +106,9 @@ def _plan_from_proto(plan: pb.StepPlan) -> StepPlan:
         lengths=unpack_int32(plan.row_lengths),
         flags=list(plan.row_flags),
         token_ids=unpack_int32(plan.token_ids),
+        transfers=[transfer_from_proto(transfer) for transfer in plan.transfers],
+        groups=[SharingGroup(tuple(unpack_int32(group.slots)), group.num_blocks) for group in plan.groups],
+        acknowledged_step=plan.acknowledged_step,
     )
 
 
@@ -125,6 +138,7 @@ def encode_reply(message: WorkerReply) -> bytes:
             ],
             compute_us=message.compute_us,
             idle_us=message.idle_us,
+            finished_transfers=pack_int64(message.finished_transfers),
         )
         return pb.WorkerResponse(result=result).SerializeToString()
     if isinstance(message, StepRefused):
@@ -140,6 +154,9 @@ def encode_reply(message: WorkerReply) -> bytes:
         max_model_len=message.max_model_len,
         vocab_size=message.vocab_size,
         eos_token_ids=pack_int32(message.eos_token_ids),
+        num_host_blocks=message.num_host_blocks,
+        is_resumed=message.is_resumed,
+        last_step=message.last_step,
     )
     return pb.WorkerResponse(ready=ready).SerializeToString()
 
@@ -162,6 +179,9 @@ def decode_reply(body: bytes) -> WorkerReply:
                 max_model_len=ready.max_model_len,
                 vocab_size=ready.vocab_size,
                 eos_token_ids=tuple(unpack_int32(ready.eos_token_ids)),
+                num_host_blocks=ready.num_host_blocks,
+                is_resumed=ready.is_resumed,
+                last_step=ready.last_step,
             )
         case "result":
             return _result_from_proto(response.result)
@@ -180,6 +200,7 @@ def _result_from_proto(result: pb.StepResult) -> StepResult:
         logprobs=[by_index.get(index) for index in range(len(token_ids))] if by_index else [],
         compute_us=result.compute_us,
         idle_us=result.idle_us,
+        finished_transfers=unpack_int64(result.finished_transfers),
     )
 
 

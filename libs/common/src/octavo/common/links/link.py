@@ -48,12 +48,15 @@ class Link(ABC, Generic[Sent, Received]):
         on_closed: Callable[[OctavoError | None], None],
     ) -> None:
         """Start to receive. Messages that came before are delivered at once, in order."""
+        had_ended = self._closed
         self._on_message, self._on_closed = on_message, on_closed
         early, self._early = self._early, []
-        for message in early:
-            if not self._closed or self._error is None:
+        if self._error is None:
+            for message in early:
+                if self._closed and not had_ended:
+                    return  # the last message made its receiver close the link
                 on_message(message)
-        if self._closed:
+        if had_ended:
             on_closed(self._error)
 
     @property

@@ -36,6 +36,22 @@ class SamplingParams:
     """Do not end at the model's own end-of-sequence ids."""
     num_logprobs: int | None = None
     """Most likely tokens to report beside each sampled one; None reports nothing."""
+    beam_width: int = 0
+    """0 samples; otherwise beam search of this width, whose `n` best answers come when it has ended."""
+    length_penalty: float = 1.0
+    """Beam scores are divided by (output length) ** length_penalty."""
+    early_stopping: bool = False
+    """Beam search ends as soon as there are `beam_width` finished beams, not when none can become better."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """A place in another request's choice, live or kept, from which a new request goes on."""
+
+    request_id: str
+    choice_index: int
+    num_tokens: int | None
+    """Leading tokens of prompt and output that are shared; None takes all there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,12 @@ class Submit:
     params: SamplingParams
     cache_salt: bytes = b""
     """Prefix blocks are shared only between equal salts."""
+    priority: int = 0
+    """Lower is served first, and preempted last."""
+    branch: BranchPoint | None = None
+    """The prompt goes on from there; `prompt_token_ids`, which may then be empty, come after the shared tokens."""
+    keep_s: float = 0.0
+    """Seconds for which the choices can be branched from after they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +80,14 @@ class Abort:
     choice_index: int | None = None
 
 
-GatewayMessage = Submit | Abort
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Gives up what `keep_s` keeps of a request. Unknown ids are ignored."""
+
+    request_id: str
+
+
+GatewayMessage = Submit | Abort | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +142,9 @@ class RequestStarted:
 
     request_no: int
     num_cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens that need no computing: found in the prefix cache, or shared with the branch point."""
+    num_prompt_tokens: int = 0
+    """Length of the prompt, with the tokens shared with a branch point."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,57 @@ class OpenPool:
     """The worker group's life. A pool of an earlier one is dropped with all it holds."""
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0
+    """Blocks of host memory that the worker group has for swap and as a lower tier."""
+    resume_boot_epoch: int = 0
+    """Life of the KV manager in which this scheduler had the pool open; 0 asks for an empty pool."""
+    last_reply_no: int = 0
+    """Last reply received in that life."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """The pool is empty and takes messages from `message_no` 1."""
+    """The pool takes messages. With `is_resumed` it is as it was, and replies that were lost follow; otherwise it is
+    empty and takes messages from `message_no` 1, the first of which may be a `DeclarePool`."""
 
     pool_id: str
     boot_epoch: int
-    """One life of the KV manager."""
+    """One life of the KV manager, never 0."""
+    is_resumed: bool = False
+    last_message_no: int = 0
+    """Last message applied; later ones are sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTable:
+    """A sequence that a scheduler holds while its KV manager was replaced."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    """Accepted positions whose K and V are written."""
+    block_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+    salt: bytes = b""
+    adapter: str = ""
+    adapter_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeclarePool:
+    """What a scheduler holds, told to a new KV manager before anything else.
+
+    Blocks that it does not name are quarantined until `launched_step` is acknowledged.
+    """
+
+    tables: list[DeclaredTable]
+    credits: list[tuple[int, int]]
+    """(block_id, generation): credits in hand."""
+    launched_step: int
+    """Last step launched."""
+    acknowledged_step: int
+    recycled: list[tuple[int, int]] = field(default_factory=list)
+    """(block_id, generation): blocks whose content and generation the scheduler changed while nobody managed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +108,66 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """A sequence asks for blocks for all of `token_ids`, all or nothing, prefix hits first."""
+class Arrival:
+    """A sequence that will ask for blocks: its tokens are hashed off the step, before it does.
+
+    What enters the hash of its blocks beside the tokens: the salt, the adapter and the adapter's load generation.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
     salt: bytes = b""
+    adapter: str = ""
+    adapter_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence asks for blocks for all its tokens, all or nothing, prefix hits first."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...] = ()
+    """Empty if an `Arrival` has told them."""
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """The end of a sequence's table goes to host memory; its device blocks come free once the copy is done."""
+
+    sequence_id: int
+    num_kept_blocks: int
+    """Leading blocks that stay on the device; 0 swaps the whole table."""
+    last_step: int
+    """The last step launched: the sequence's last writer is not after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """A swapped sequence asks for its device blocks again, all or nothing."""
+
+    sequence_id: int
+    num_tokens: int
+    """Positions that the table must cover."""
+
+
+class TransferDirection(enum.IntEnum):
+    """Between which memories blocks are copied."""
+
+    TO_HOST = 1
+    TO_DEVICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Copies of whole blocks between device and host, one for one. Acknowledged by its id when the bytes are there."""
+
+    transfer_id: int
+    direction: TransferDirection
+    device_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+    """Of the device blocks."""
+    host_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +189,48 @@ class KvRequest:
     """In the order in which they should be served; after the first LATER the rest are LATER too."""
     credit_target: int = 0
     """Credits that the scheduler wants to hold; the reply tops up to it, or recalls above it."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    """Hashed after the reply is sent."""
+    finished_transfers: list[int] = field(default_factory=list)
+    """Transfers whose bytes have arrived. Applied with the acknowledgement."""
+    swap_outs: list[SwapOut] = field(default_factory=list)
+    """Applied after forks, before releases."""
+    swap_ins: list[SwapIn] = field(default_factory=list)
+    """Applied before admissions, in the order in which they should be served."""
+    last_reply_no: int = 0
+    """Replies up to it have arrived; they need not be kept."""
+
+
+class WaitReason(enum.IntEnum):
+    """Why an admission or a swap-in got LATER."""
+
+    NONE = 0
+    NO_BLOCKS = 1  # too few blocks
+    BEHIND_ANOTHER = 2  # one before it did not fit
+    IN_FLIGHT = 3  # another sequence is computing its next block
+    HASHING = 4  # its tokens are not hashed yet
+
+
+class MissReason(enum.IntEnum):
+    """Why a full block of a prompt was not found."""
+
+    NEVER_STORED = 1
+    EVICTED = 2
+    OTHER_SALT = 3
+    OTHER_ADAPTER = 4
+    IN_FLIGHT = 5  # being computed by another sequence, and not waited for
+    LAST_TOKEN = 6  # stored, but a token must be left to compute logits from
+    FLUSHED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMiss:
+    """Full prompt blocks that were missed for one reason."""
+
+    reason: MissReason
+    num_blocks: int
+    evicted_by: int = 0
+    """For EVICTED: the sequence that the first of them was evicted for; 0 if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +245,38 @@ class Admitted:
     """The whole table in order, hits first."""
     generations: tuple[int, ...] = ()
     """Generation of each block."""
+    wait_reason: WaitReason = WaitReason.NONE
+    """With LATER."""
+    awaited_sequence_id: int = 0
+    """With IN_FLIGHT: the sequence that computes the next block."""
+    num_host_tokens: int = 0
+    """Of `num_cached_tokens`, those that come from host memory by `transfer_id`."""
+    transfer_id: int = 0
+    """A transfer that must be acknowledged before the sequence may run; 0 if none."""
+    misses: tuple[PrefixMiss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedOut:
+    """The answer to one swap-out: OK with the transfer that saves it, or LATER if host memory is full."""
+
+    sequence_id: int
+    verdict: Verdict
+    transfer_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedIn:
+    """The answer to one swap-in."""
+
+    sequence_id: int
+    verdict: Verdict
+    transfer_id: int = 0
+    """Must be acknowledged before the sequence may run."""
+    block_ids: tuple[int, ...] = ()
+    """The whole table in order."""
+    generations: tuple[int, ...] = ()
+    wait_reason: WaitReason = WaitReason.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +285,9 @@ class BlockCopy:
 
     source_id: int
     target_id: int
+    source_generation: int = 0
+    """As of before the plan that carries the copy."""
+    target_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +304,20 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Blocks by state; they add up to `num_blocks`."""
+    """Blocks by state; those of the device add up to `num_blocks`, those of the host to `num_host_blocks`."""
 
     free: int
     granted: int
     active: int
     cached: int
     quarantined: int
+    transferring: int = 0
+    """Source or target of a copy that is not acknowledged."""
+    host_free: int = 0
+    host_swapped: int = 0
+    """Hold swapped sequences."""
+    host_cached: int = 0
+    """Hold evicted prefix blocks."""
 
     @property
     def allocatable(self) -> int:
@@ -157,7 +337,13 @@ class KvReply:
     num_recalled_credits: int
     """Credits that the scheduler is asked to give back, because admissions need them."""
     counts: PoolCounts
+    swapped_out: list[SwappedOut] = field(default_factory=list)
+    """One for each swap-out, in order."""
+    swapped_in: list[SwappedIn] = field(default_factory=list)
+    """One for each swap-in, in order."""
+    transfers: list[Transfer] = field(default_factory=list)
+    """For the next plan, whatever it runs."""
 
 
-KvManagerRequest = OpenPool | KvRequest
+KvManagerRequest = OpenPool | DeclarePool | KvRequest
 KvManagerReply = PoolOpened | KvReply

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.common.messages.kv import BlockCopy
+from octavo.common.messages.kv import BlockCopy, Transfer
 
 
 class RowFlag(enum.IntFlag):
@@ -24,17 +24,22 @@ class WorkerHello:
 
     epoch: int
     """Fencing number of the scheduler. A lower one than the worker has seen is refused."""
+    resume_incarnation: int = 0
+    """Life of the KV pool in which this scheduler was driving the worker; 0 starts over."""
+    last_result: int = 0
+    """Last result received in that life."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """The answer to a hello: the model is loaded, a warm-up step ran, all slots are closed.
+    """The answer to a hello: the model is loaded and a warm-up step ran.
 
-    The worker takes steps from `step_id` 1.
+    With `is_resumed` slots and pool are as they were, and results that were lost follow. Otherwise all slots are closed
+    and the worker takes steps from `step_id` 1.
     """
 
     incarnation: int
-    """One life of this worker's KV pool on this stream; the pool's contents of earlier ones count as lost."""
+    """One life of this worker's KV pool, never 0; the pool's contents of earlier ones count as lost."""
     model_name: str
     num_blocks: int
     block_size: int
@@ -43,6 +48,11 @@ class WorkerReady:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    num_host_blocks: int = 0
+    """Blocks of host memory for swap and as a lower tier."""
+    is_resumed: bool = False
+    last_step: int = 0
+    """Last plan accepted; later ones are sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +81,21 @@ class TableDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class SharingGroup:
+    """Rows whose tables begin with the same blocks. A hint: the worker compares the ids on its mirror."""
+
+    slots: tuple[int, ...]
+    num_blocks: int
+    """Leading blocks that all of them share."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass over one batch.
 
-    Order of effects: closes, opens, table deltas, block copies, then the rows, all on the compute stream.
+    Order of effects: closes, opens, table deltas, transfers to the host, transfers to the device, block copies, then
+    the rows. A transfer may end later than its step: the device blocks that it reads or writes are touched by nobody
+    until its id is acknowledged.
     Row i computes positions `starts[i]` to `starts[i] + lengths[i] - 1` of the sequence in `slots[i]`.
     """
 
@@ -91,6 +112,10 @@ class StepPlan:
     """`RowFlag` bits of each row."""
     token_ids: list[int] = field(default_factory=list)
     """Input tokens of all rows that are not FED_BY_LAST_SAMPLE, joined in row order."""
+    transfers: list[Transfer] = field(default_factory=list)
+    groups: list[SharingGroup] = field(default_factory=list)
+    acknowledged_step: int = 0
+    """Results up to it have arrived; they need not be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +131,8 @@ class StepResult:
     """Time from the start of the step to its last token."""
     idle_us: int
     """Time before it in which the worker had no plan to run."""
+    finished_transfers: list[int] = field(default_factory=list)
+    """Transfers, of this step or earlier ones, whose bytes have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
