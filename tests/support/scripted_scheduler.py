@@ -107,7 +107,10 @@ class ScriptedScheduler:
     def _on_message(self, message: GatewayMessage) -> None:
         if isinstance(message, Abort):
             self._on_abort(message)
-            return
+        elif isinstance(message, Submit):
+            self._on_submit(message)
+
+    def _on_submit(self, message: Submit) -> None:
         self.submits.append(message)
         answer = self.script(message)
         n = message.params.n

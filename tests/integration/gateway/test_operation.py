@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import grpc
+import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.common.admin import AdminServicer
 from octavo.gateway.metrics import merged
-from support.running_gateway import MAX_MODEL_LEN, running_gateway, says
+from support.running_gateway import MAX_MODEL_LEN, eventually, running_gateway, says
 
 
 async def test_served_model_is_listed() -> None:
@@ -59,6 +61,21 @@ async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
     assert growth("octavo_ttft_seconds_count") == 1
     assert growth("octavo_inter_token_latency_seconds_count") == 2
     assert growth("octavo_request_seconds_count") == 1
+
+
+async def test_client_that_leaves_before_its_first_token_is_counted_without_latencies() -> None:
+    async with running_gateway(says("x", never_starts=True)) as gateway:
+        before = (await gateway.http.get("/metrics")).text
+        with pytest.raises(httpx.ReadTimeout):
+            await gateway.http.post("/v1/completions", json={"prompt": "x"}, timeout=0.1)
+        await eventually(lambda: len(gateway.scheduler.aborts) == 1)
+        after = (await gateway.http.get("/metrics")).text
+    left = 'octavo_http_requests_total{route="/v1/completions",status="499"}'
+    assert left in after
+    for name in ("octavo_ttft_seconds_count", "octavo_request_seconds_count"):
+        assert [x for x in before.splitlines() if x.startswith(name)] == [
+            x for x in after.splitlines() if x.startswith(name)
+        ]
 
 
 async def test_scheduler_metrics_are_shown_beside_the_gateways_own() -> None:

@@ -125,6 +125,7 @@ def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value:
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("continue_final_message", True),
+        ("add_special_tokens", True),
         ("echo", True),
     ],
 )
@@ -156,6 +157,8 @@ def test_neutral_chat_options_pass() -> None:
         ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
         ([{"content": "x"}], "messages[0].role"),
         ([None], "messages[0]"),
+        (MESSAGES * 5000, "messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * 2000}], "messages[0].content"),
     ],
 )
 def test_bad_message_is_named_by_its_place(messages: Any, param: str) -> None:

@@ -105,7 +105,7 @@ class GenerationResponse(Response):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             run.check_all_ended()
         except Exception as error:
-            if not self._has_begun:
+            if not self._has_begun or isinstance(error, OSError):
                 raise
             if not isinstance(error, OctavoError):
                 log.exception("stream failed", request_id=job.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from octavo.common.codecs import GENERATE
@@ -31,6 +32,7 @@ def main() -> None:
             max_open_requests=config.max_open_requests,
         )
         app = create_app(config, client, tokenizer)
+        gc.freeze()  # what lives as long as the process need not be searched again and again
         await serve_http(app, client, listen_http(config), config.drain_grace_s, stop)
 
     run("gateway", config, serve)

@@ -11,6 +11,7 @@ from octavo.gateway.http_errors import FieldError
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, without_unoffered
 
 _MAX_INT32 = 2**31 - 1
+_MAX_MESSAGES, _MAX_PARTS = 4096, 1024
 
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_INT32)]
 
@@ -91,7 +92,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=_MAX_PARTS)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
@@ -116,7 +117,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_completion_tokens: PositiveInt | None = None
     """The later name of `max_tokens`."""
     logprobs: bool | None = None

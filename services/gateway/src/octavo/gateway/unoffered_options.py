@@ -26,6 +26,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "detokenize": (True,),
+    "early_stopping": (False,),
     "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -64,6 +65,7 @@ COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
 CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
