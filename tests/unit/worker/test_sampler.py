@@ -28,7 +28,8 @@ def probabilities(logits: torch.Tensor, draw: Draw) -> np.ndarray:
     weights /= weights.sum()
     before = np.cumsum(weights[order]) - weights[order]
     weights[order[before >= draw.top_p]] = 0
-    return weights / weights.sum()
+    kept: np.ndarray = weights / weights.sum()
+    return kept
 
 
 def draw_many(logits: torch.Tensor, draw: Draw, num_draws: int) -> np.ndarray:

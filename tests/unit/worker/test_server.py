@@ -242,7 +242,7 @@ async def test_scheduler_that_leaves_makes_room_for_the_next(server: WorkerServe
 
 async def test_worker_is_built_from_its_settings(tiny: MakeTiny) -> None:
     config = WorkerConfig(
-        listen=["frames:///tmp/unused.sock"],  # type: ignore[list-item]
+        listen=["frames:///tmp/unused.sock"],
         model=tiny("qwen3").folder,
         model_name="small",
         kv_cache_bytes=2**20,
@@ -260,7 +260,7 @@ async def test_worker_is_built_from_its_settings(tiny: MakeTiny) -> None:
 
 async def test_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
-    config = WorkerConfig(listen=["frames:///tmp/unused.sock"], model=tmp_path)  # type: ignore[list-item]
+    config = WorkerConfig(listen=["frames:///tmp/unused.sock"], model=tmp_path)
     with serving(new_server(config)) as server:
         with pytest.raises(UnknownArchitectureError, match="BertModel is not one of LlamaForCausalLM"):
             await server.loaded

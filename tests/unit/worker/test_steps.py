@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -112,7 +113,7 @@ def test_parent_goes_on_from_the_first_token_of_its_fan_out(tiny: MakeTiny) -> N
 def test_seeded_draws_do_not_depend_on_neighbours_or_chunks(tiny: MakeTiny) -> None:
     model = tiny("llama")
     prompt = prompt_of(33)
-    settings = {"temperature": 0.9, "top_p": 0.95, "seeds": (42,)}
+    settings: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seeds": (42,)}
     alone = RunnerDriver(make_runner(model.folder), seed=1)
     expected = alone.open(prompt, 12, **settings)
     alone.generate([expected], 12)

@@ -144,7 +144,7 @@ class WorkerServer:
 def _ready(core: WorkerCore) -> WorkerReady:
     limits = core.runner.limits
     return WorkerReady(
-        incarnation=secrets.randbits(64),
+        incarnation=1 + secrets.randbelow(2**64 - 1),
         model_name=core.model.name,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
