@@ -1,0 +1,22 @@
+"""What all tests share: the logs of running servers beside a failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+
+import pytest
+
+_LOG_CHARS = 20_000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    clusters = sys.modules.get("support.clusters")
+    if report.failed and clusters is not None:
+        for cluster in clusters.Cluster.running:
+            report.sections.append((f"log of {cluster.settings}", cluster.log()[-_LOG_CHARS:]))
+    return report
