@@ -86,5 +86,5 @@ $(PACKAGES_DONE): $(VENV_DONE) constraints.txt $(MEMBERS:%=%/pyproject.toml) $(P
 
 $(DEV_DONE): $(PACKAGES_DONE) requirements-dev.txt
 	@echo '==> installing the tools for tests and lint'
-	$(PIP) -r requirements-dev.txt
+	$(PIP) --quiet -r requirements-dev.txt
 	@touch $@
