@@ -12,6 +12,7 @@ from octavo.common.messages.kv import Admission, Admitted, Verdict
 from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 from octavo.kvmanager.block_table import BlockTables
+from octavo.kvmanager.host_tier import HostTier
 from octavo.kvmanager.stats import KvStats
 
 MAX_WAITING_CHAINS = 64
@@ -39,20 +40,29 @@ class AdmissionControl:
     """
 
     def __init__(
-        self, blocks: BlockPool, tables: BlockTables, hasher: BlockHasher, num_watermark_blocks: int, stats: KvStats
+        self,
+        blocks: BlockPool,
+        tables: BlockTables,
+        hasher: BlockHasher,
+        tier: HostTier,
+        num_watermark_blocks: int,
+        stats: KvStats,
     ) -> None:
         self._blocks = blocks
         self._tables = tables
         self._hasher = hasher
+        self._tier = tier
         self._num_watermark_blocks = num_watermark_blocks
         self._stats = stats
         self._waiting_chains: OrderedDict[int, TokenChain] = OrderedDict()
 
-    def admit(self, admissions: Sequence[Admission]) -> AdmissionRound:
-        """Serve in order. Raises ProtocolError for a sequence that holds a table or has no tokens."""
+    def admit(self, admissions: Sequence[Admission], is_blocked: bool = False) -> AdmissionRound:
+        """Serve in order; all have to wait if `is_blocked`.
+
+        Raises ProtocolError for a sequence that holds a table or has no tokens.
+        """
         admitted: list[Admitted] = []
         num_missing_blocks = 0
-        is_blocked = False
         for admission in admissions:
             num_blocks = self._num_blocks(admission)
             if num_blocks > self._blocks.num_blocks:
@@ -87,12 +97,27 @@ class AdmissionControl:
         if num_available < num_new_blocks:
             self._keep_waiting(admission.sequence_id, chain)
             return Admitted(admission.sequence_id, Verdict.LATER), num_new_blocks - num_available
-        table = self._tables.create(admission.sequence_id, chain, hits, num_new_blocks)
-        num_cached_tokens = len(hits) * self._hasher.block_size
+        return self._give_table(admission, chain, hits, num_new_blocks), 0
+
+    def _give_table(self, admission: Admission, chain: TokenChain, hits: list[int], num_new_blocks: int) -> Admitted:
+        """It fits: the blocks found on the device, then those that come from the host, then new ones to compute."""
+        block_size, sequence_id = self._hasher.block_size, admission.sequence_id
+        run = self._tier.find_run(chain, len(hits), (chain.num_tokens - 1) // block_size)
+        table = self._tables.create(sequence_id, chain, hits, num_new_blocks, len(run))
+        transfer_id = self._tier.restore(sequence_id, len(hits), run)
+        num_cached_tokens = (len(hits) + len(run)) * block_size
         self._stats.num_prefix_lookup_tokens += len(admission.token_ids)
         self._stats.num_prefix_hit_tokens += num_cached_tokens
-        generations = self._tables.generations(table)
-        return Admitted(admission.sequence_id, Verdict.OK, num_cached_tokens, tuple(table.block_ids), generations), 0
+        self._stats.num_host_hit_tokens += len(run) * block_size
+        return Admitted(
+            sequence_id,
+            Verdict.OK,
+            num_cached_tokens,
+            tuple(table.block_ids),
+            self._tables.generations(table),
+            num_host_tokens=len(run) * block_size,
+            transfer_id=transfer_id,
+        )
 
     def _hits(self, chain: TokenChain) -> list[int]:
         """Leading blocks found. At least one token is left out, so that there is one to compute logits from."""

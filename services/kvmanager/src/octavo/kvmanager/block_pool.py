@@ -6,6 +6,7 @@ import enum
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
@@ -21,6 +22,15 @@ class BlockState(enum.IntEnum):
     ACTIVE = 2
     CACHED = 3
     QUARANTINED = 4
+    TRANSFERRING = 5
+
+
+class Evicted(NamedTuple):
+    """A cached block that was handed out: what it held, under the generation that it had."""
+
+    block_id: int
+    generation: int
+    key: BlockKey
 
 
 class BlockPool:
@@ -31,6 +41,8 @@ class BlockPool:
         active       ref_count >= 1                        never handed out
         cached       ref_count == 0, has a key             handed out last, least recently used first
         quarantined  ref_count == 0, fence not yet open    never handed out; found by its key if it has one
+        transferring source (ref_count == 0) or target of  never handed out, never found
+                     a copy from or to the host
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
 
@@ -53,8 +65,12 @@ class BlockPool:
         """Least recently used first."""
         self.granted: set[int] = set()
         self.digest_to_block: dict[bytes, int] = {}
+        self.keeps_evicted = False
+        """Evicted blocks are put aside for `take_evicted`."""
+        self._evicted: list[Evicted] = []
         self._num_active = 0
         self._num_quarantined = 0
+        self._num_transferring = 0
         self._quarantine: dict[int, list[int]] = {}
         """fence -> blocks that went into quarantine with it. An entry is stale if its block was hit since."""
         self._fences_closed: list[int] = []
@@ -67,6 +83,7 @@ class BlockPool:
             active=self._num_active,
             cached=len(self.cached),
             quarantined=self._num_quarantined,
+            transferring=self._num_transferring,
         )
 
     @property
@@ -77,7 +94,7 @@ class BlockPool:
     def find(self, key: BlockKey) -> int | None:
         """The block that holds this content, or None. Equal digests of different contents find nothing."""
         block_id = self.digest_to_block.get(key.digest)
-        if block_id is None:
+        if block_id is None or self.states[block_id] is BlockState.TRANSFERRING:
             return None
         published = self.keys[block_id]
         return block_id if published is not None and published.content == key.content else None
@@ -145,11 +162,44 @@ class BlockPool:
                 continue
             ref_counts[block_id] -= 1
             fences[block_id] = max(fences[block_id], last_step)
-            if ref_counts[block_id] == 0:
+            if ref_counts[block_id] == 0 and self.states[block_id] is BlockState.ACTIVE:
                 self._num_active -= 1
                 self._retire(block_id)
         if refused:
             raise InternalError(f"blocks {refused} were released more often than they were held")
+
+    def begin_copies_out(self, block_ids: Sequence[int], last_step: int) -> None:
+        """Active blocks give up their only reference, and stay as they are until a copy has read them."""
+        for block_id in block_ids:
+            self.ref_counts[block_id] -= 1
+            self.fences[block_id] = max(self.fences[block_id], last_step)
+        self._begin_copies(block_ids)
+
+    def begin_copies_in(self, block_ids: Sequence[int]) -> None:
+        """Active blocks that hold nothing yet wait for a copy that fills them."""
+        self._begin_copies(block_ids)
+
+    def _begin_copies(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            if self.states[block_id] is not BlockState.ACTIVE:
+                raise InternalError(f"block {block_id} cannot be copied: it is {self.states[block_id].name}")
+            self.states[block_id] = BlockState.TRANSFERRING
+        self._num_active -= len(block_ids)
+        self._num_transferring += len(block_ids)
+
+    def end_transfer(self, block_id: int) -> None:
+        """The copy has ended: a block without a holder goes where released blocks go."""
+        self._num_transferring -= 1
+        if self.ref_counts[block_id]:
+            self.states[block_id] = BlockState.ACTIVE
+            self._num_active += 1
+        else:
+            self._retire(block_id)
+
+    def take_evicted(self) -> list[Evicted]:
+        """Blocks that were evicted since the last call, first evicted first."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def acknowledge(self, step: int) -> None:
         """Open all fences up to `step`. Raises ProtocolError if it lies before the last acknowledged one."""
@@ -204,6 +254,8 @@ class BlockPool:
             block_id, _ = self.cached.popitem(last=False)
             key = self.keys[block_id]
             assert key is not None
+            if self.keeps_evicted:
+                self._evicted.append(Evicted(block_id, self.generations[block_id], key))
             del self.digest_to_block[key.digest]
             self.keys[block_id] = None
             yield block_id

@@ -28,7 +28,7 @@ class BlockTables:
 
     def __init__(self, blocks: BlockPool, block_size: int) -> None:
         self._blocks = blocks
-        self._block_size = block_size
+        self.block_size = block_size
         self._tables: dict[int, BlockTable] = {}
 
     def __len__(self) -> int:
@@ -47,13 +47,23 @@ class BlockTables:
             raise ProtocolError(f"sequence {sequence_id} holds no table")
         return table
 
-    def create(self, sequence_id: int, chain: TokenChain, hits: Sequence[int], num_new_blocks: int) -> BlockTable:
-        """A table of the blocks found, pinned first, then new ones, of which the pool must have enough."""
+    def create(
+        self,
+        sequence_id: int,
+        chain: TokenChain,
+        hits: Sequence[int],
+        num_new_blocks: int,
+        num_restored_blocks: int = 0,
+    ) -> BlockTable:
+        """A table of the blocks found, pinned first, then new ones, of which the pool must have enough.
+
+        The first `num_restored_blocks` of the new ones will be filled with content that has a key already.
+        """
         for block_id in hits:
             self._blocks.pin(block_id)
         new = self._blocks.allocate(num_new_blocks)
         assert new is not None
-        table = BlockTable([*hits, *new], chain, len(hits))
+        table = BlockTable([*hits, *new], chain, len(hits) + num_restored_blocks)
         self._tables[sequence_id] = table
         return table
 
@@ -66,11 +76,11 @@ class BlockTables:
         parent = self.table(fork.parent_id)
         if fork.child_id in self._tables:
             raise ProtocolError(f"sequence {fork.child_id} holds a table already")
-        num_full_blocks, num_tail_tokens = divmod(fork.num_tokens, self._block_size)
-        if not 0 < fork.num_tokens <= len(parent.block_ids) * self._block_size:
+        num_full_blocks, num_tail_tokens = divmod(fork.num_tokens, self.block_size)
+        if not 0 < fork.num_tokens <= len(parent.block_ids) * self.block_size:
             raise ProtocolError(
                 f"fork of sequence {fork.parent_id} at {fork.num_tokens} tokens; its table has {len(parent.block_ids)}"
-                f" blocks of {self._block_size}"
+                f" blocks of {self.block_size}"
             )
         tail = self._blocks.allocate(1 if num_tail_tokens else 0)
         if tail is None:
@@ -99,11 +109,11 @@ class BlockTables:
         Raises ProtocolError if there is no such table, if it is shorter than the tokens, or if a token is missing.
         """
         table = self.table(publication.sequence_id)
-        num_full_blocks = publication.num_computed_tokens // self._block_size
+        num_full_blocks = publication.num_computed_tokens // self.block_size
         num_tokens = table.chain.num_tokens + len(publication.new_token_ids)
-        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self._block_size:
+        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self.block_size:
             raise ProtocolError(f"sequence {publication.sequence_id} is longer than its table")
-        if num_full_blocks * self._block_size > num_tokens:
+        if num_full_blocks * self.block_size > num_tokens:
             raise ProtocolError(
                 f"sequence {publication.sequence_id} has {publication.num_computed_tokens} tokens computed,"
                 f" {num_tokens} told"

@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from octavo.common.links import Address
 from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.pool import PoolSettings
 
 
@@ -24,9 +25,19 @@ class KvManagerConfig(ServiceConfig):
     hash_secret: SecretStr = SecretStr("")
     """Enters every block hash, so that nobody outside can build one. The same for all members of a deployment."""
 
+    max_sinking_blocks: int = Field(default=64, ge=0)
+    """Evicted prefix blocks that one step may send to host memory; more are dropped."""
+
+    min_host_hit_blocks: int = Field(default=1, ge=1)
+    """Shorter runs of prefix blocks in host memory are computed again instead of restored."""
+
     check_ledger: bool = False
     """Check the books of the pool after every message. Slow; for tests."""
 
     @property
     def pool_settings(self) -> PoolSettings:
-        return PoolSettings(self.watermark, self.hash_secret.get_secret_value().encode())
+        return PoolSettings(
+            self.watermark,
+            self.hash_secret.get_secret_value().encode(),
+            HostTierSettings(self.max_sinking_blocks, self.min_host_hit_blocks),
+        )

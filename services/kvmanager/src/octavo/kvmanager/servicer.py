@@ -23,7 +23,7 @@ class KvManagerServicer:
         if pool is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool_id!r} is open")
             raise AssertionError("abort raises")
-        counts = pool.blocks.counts()
+        counts = pool.counts()
         return pb.InspectPoolResponse(
             pool_id=pool.pool_id,
             counts=pb.PoolCounts(
@@ -32,6 +32,10 @@ class KvManagerServicer:
                 active=counts.active,
                 cached=counts.cached,
                 quarantined=counts.quarantined,
+                transferring=counts.transferring,
+                host_free=counts.host_free,
+                host_swapped=counts.host_swapped,
+                host_cached=counts.host_cached,
             ),
             num_sequences=len(pool.tables),
             violations=violations(pool),

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import deque
 
 from octavo.common.errors import MessageGapError
-from octavo.common.messages.kv import Admission, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
+from octavo.common.messages.kv import (
+    Admission,
+    Fork,
+    KvReply,
+    KvRequest,
+    PoolCounts,
+    Publication,
+    Release,
+    SwapIn,
+    SwapOut,
+)
 from octavo.scheduler.sequence import Sequence
 
 
@@ -30,6 +40,9 @@ class BlockAccount:
         self._releases: list[Release] = []
         self._returned: list[int] = []
         self._admissions: list[Admission] = []
+        self._finished_transfers: list[int] = []
+        self._swap_outs: list[SwapOut] = []
+        self._swap_ins: list[SwapIn] = []
 
     @property
     def num_credits(self) -> int:
@@ -48,7 +61,19 @@ class BlockAccount:
             self.is_settled
             and not self._credits
             and not self._releases
-            and counts.free + counts.cached + counts.granted + counts.quarantined == 0
+            and not self._swap_outs
+            and not self._finished_transfers
+            and counts.free + counts.cached + counts.granted + counts.quarantined + counts.transferring == 0
+        )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Every block is in a table or can be handed out, and nothing that was told or is to be told changes that."""
+        counts = self.counts
+        return (
+            self.is_settled
+            and not (self._releases or self._returned or self._swap_outs or self._finished_transfers)
+            and counts.granted + counts.quarantined + counts.transferring == 0
         )
 
     def may_fit_now(self, allocatable_at_later: int) -> bool:
@@ -88,6 +113,16 @@ class BlockAccount:
         """`last_step`: the last step launched so far, which may still write to the sequence's blocks."""
         self._releases.append(Release(sequence.sequence_id, last_step))
 
+    def swap_out(self, sequence: Sequence, num_kept_blocks: int, last_step: int) -> None:
+        self._swap_outs.append(SwapOut(sequence.sequence_id, num_kept_blocks, last_step))
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Ask for blocks for all tokens and one more."""
+        self._swap_ins.append(SwapIn(sequence.sequence_id, len(sequence.token_ids) + 1))
+
+    def finish_transfer(self, transfer_id: int) -> None:
+        self._finished_transfers.append(transfer_id)
+
     def admit(self, sequence: Sequence) -> None:
         self._admissions.append(
             Admission(sequence.sequence_id, tuple(sequence.token_ids), sequence.request.salt),
@@ -107,6 +142,9 @@ class BlockAccount:
             or self._releases
             or self._returned
             or self._admissions
+            or self._finished_transfers
+            or self._swap_outs
+            or self._swap_ins
         )
         if not has_news:
             return None
@@ -120,11 +158,15 @@ class BlockAccount:
             returned_credits=self._returned,
             admissions=self._admissions,
             credit_target=credit_target,
+            finished_transfers=self._finished_transfers,
+            swap_outs=self._swap_outs,
+            swap_ins=self._swap_ins,
         )
         self._next_message_no += 1
         self._told_step = acknowledged_step
         self._spent, self._publications, self._forks = [], [], []
         self._releases, self._returned, self._admissions = [], [], []
+        self._finished_transfers, self._swap_outs, self._swap_ins = [], [], []
         return request
 
     def on_reply(self, reply: KvReply) -> None:

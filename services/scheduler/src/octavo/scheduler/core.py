@@ -33,15 +33,17 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, SwappedIn, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
-from octavo.scheduler.policy import choose_victim, has_prefill_backlog
+from octavo.scheduler.policy import has_prefill_backlog
+from octavo.scheduler.preemption import Preemption, PreemptionSettings
 from octavo.scheduler.queues import Slots, WaitingQueue
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
+from octavo.scheduler.swapping import Swapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
+    priority_ageing_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class SchedulerCore:
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
+        self._now = 0.0
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -110,6 +115,10 @@ class SchedulerCore:
         return len(self._running)
 
     @property
+    def num_swapped(self) -> int:
+        return sum(1 for _ in self._swapping) if self._is_running else 0
+
+    @property
     def num_requests(self) -> int:
         return len(self._requests)
 
@@ -135,6 +144,8 @@ class SchedulerCore:
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
+        self._swapping = Swapping(self._account, self._slots)
+        self._preemption = Preemption(self._settings.preemption, model.block_size, self._swapping)
         self._is_running = True
 
     def pool_lost(self) -> None:
@@ -143,7 +154,7 @@ class SchedulerCore:
             return
         self._is_running = False
         self.stats.num_pool_losses += 1
-        interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
+        interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values(), *self._swapping]
         self._forget_pool()
         for sequence in interrupted:
             sequence.drop_table()
@@ -175,6 +186,8 @@ class SchedulerCore:
             params=submit.params,
             num_prompt_tokens=len(submit.prompt_token_ids),
             salt=submit.cache_salt,
+            priority=submit.priority,
+            queue_time=self._now + submit.priority * self._settings.priority_ageing_s,
         )
         leader = self._new_sequence(request, 0, next(self._arrivals), list(submit.prompt_token_ids))
         request.live = dict.fromkeys(range(submit.params.n))
@@ -229,12 +242,65 @@ class SchedulerCore:
     def on_kv_reply(self, reply: KvReply) -> None:
         """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
         self._account.on_reply(reply)
+        self._swapping.send(reply.transfers)
+        for swapped_out in reply.swapped_out:
+            refused = self._swapping.on_swapped_out(swapped_out)
+            if refused is not None:
+                self.stats.num_preemptions_by_kind["recompute"] += 1
+                self._requeue_swapped(refused)
+        for swapped_in in reply.swapped_in:
+            self._on_swapped_in(swapped_in)
         for forked in reply.forked:
             self._on_forked(forked)
         for admitted in reply.admitted:
             self._on_admitted(admitted)
         if self._has_starved and self._account.is_dry:
             self._preempt_one()
+        if any(answer.verdict is Verdict.LATER for answer in reply.swapped_in):
+            self._make_room_for_swapped()
+
+    def _on_swapped_in(self, answer: SwappedIn) -> None:
+        sequence = self._swapping.on_swapped_in(answer)
+        if sequence is None:
+            return
+        if sequence.is_aborted:
+            self._account.release(sequence, self._last_launched)
+            if sequence.slot >= 0:
+                self._slots.give_back(sequence.slot, is_open=False)
+            sequence.state = SequenceState.FINISHED
+        else:
+            self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        """All its blocks hold what they should."""
+        sequence.state = SequenceState.RUNNING
+        self._running[sequence.sequence_id] = sequence
+
+    def _make_room_for_swapped(self) -> None:
+        """If nothing else holds blocks and the first swapped sequence still has to wait, another one is in its way."""
+        if (
+            self._swapping.swapped
+            and self._holds_nothing
+            and not self._swapping.has_transfers
+            and self._account.is_at_rest
+        ):
+            partial, swapped = self._swapping.partial, self._swapping.swapped
+            if partial not in (None, swapped[0]):
+                self._swapping.swap_out(partial, 0, self._last_launched, partial.left_at)
+                return
+            self.stats.num_preemptions_by_kind["overdue"] += 1
+            self._requeue_swapped(swapped[-1])
+
+    @property
+    def _holds_nothing(self) -> bool:
+        return not (self._running or self._forking or self._admitting or self._swapping.num_in_transit)
+
+    def _requeue_swapped(self, sequence: Sequence) -> None:
+        """Give up what was saved; it will be computed again."""
+        self._swapping.drop(sequence)
+        self._account.release(sequence, self._last_launched)
+        sequence.drop_table()
+        self._waiting.push(sequence)
 
     def _on_forked(self, forked: Forked) -> None:
         child = self._forking.pop(forked.child_id)
@@ -262,10 +328,15 @@ class SchedulerCore:
                 self._running[sequence.sequence_id] = sequence
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
-                elif not request.has_started:
+                    return
+                if admitted.transfer_id:
+                    del self._running[sequence.sequence_id]
+                    self._swapping.await_prefix(sequence, admitted.transfer_id)
+                if not request.has_started:
                     request.has_started = True
                     num_cached = min(admitted.num_cached_tokens, request.num_prompt_tokens)
                     self.stats.num_cached_prompt_tokens += num_cached
+                    self.stats.num_host_prompt_tokens += min(admitted.num_host_tokens, num_cached)
                     self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
             case Verdict.LATER:
                 self._allocatable_at_later = self._account.counts.allocatable
@@ -286,18 +357,24 @@ class SchedulerCore:
             self._waiting.push(sequence)
 
     def _admit_waiting(self) -> None:
-        """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
+        """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow.
+
+        Swapped sequences go first: they have work to lose, and their host blocks are to come free.
+        """
+        self._swapping.ask_next(holds_nothing=self._holds_nothing)
+        if self._swapping.num_swapped:
+            return
         if self._allocatable_at_later is not None:
-            holds_nothing = not (self._running or self._forking or self._admitting)
             if not (
-                self._account.may_fit_now(self._allocatable_at_later) or (holds_nothing and self._account.is_settled)
+                self._account.may_fit_now(self._allocatable_at_later)
+                or (self._holds_nothing and self._account.is_settled)
             ):
                 return
             self._allocatable_at_later = None
         budget = self._max_num_batched_tokens
-        backlog = [
-            num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
-        ] + [len(sequence.token_ids) for sequence in self._admitting.values()]
+        backlog = [num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1]
+        backlog += [len(sequence.token_ids) for sequence in self._admitting.values()]
+        backlog += [sequence.num_tokens_to_launch for sequence in self._swapping.arriving]
         while self._slots.num_free and not has_prefill_backlog(backlog, budget):
             sequence = self._waiting.peek()
             if sequence is None:
@@ -310,13 +387,24 @@ class SchedulerCore:
             backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:
-        """Take the blocks of the sequence that came last; it recomputes later."""
+        """Take blocks of one sequence; it goes on later."""
         if any(sequence.state is SequenceState.LEAVING for sequence in self._running.values()):
             return
-        victim = choose_victim(self._running.values())
+        partial = self._swapping.partial
+        if partial is not None:
+            num_kept = max(0, len(partial.block_table) - len(self._running))
+            self._swapping.swap_out(partial, num_kept, self._last_launched, partial.left_at)
+            return
+        victim = self._preemption.victim(self._running.values())
         if victim is None:
             return
         if len(self._running) == 1:
+            if swapped := self._swapping.swapped:  # it may share blocks that stay on the device
+                self.stats.num_preemptions_by_kind["overdue"] += 1
+                self._requeue_swapped(swapped[-1])
+                return
+            if self._swapping.num_in_transit:
+                return
             self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
             return
         self.stats.num_preemptions += 1
@@ -325,7 +413,18 @@ class SchedulerCore:
         if victim.num_steps_in_flight:
             victim.state = SequenceState.LEAVING
         else:
+            self._give_way(victim)
+
+    def _give_way(self, victim: Sequence) -> None:
+        """A preempted sequence has no step in flight any more."""
+        num_kept = self._preemption.num_kept_blocks(victim, len(self._running), self._account.counts)
+        if num_kept is None:
+            self.stats.num_preemptions_by_kind["recompute"] += 1
             self._leave(victim, SequenceState.WAITING)
+            return
+        self.stats.num_preemptions_by_kind["partial_swap" if num_kept else "swap"] += 1
+        del self._running[victim.sequence_id]
+        self._swapping.swap_out(victim, num_kept, self._last_launched, self._now)
 
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
@@ -349,6 +448,10 @@ class SchedulerCore:
         self.stats.num_steps += 1
         self.stats.worker_busy_s += result.compute_us * 1e-6
         self.stats.worker_idle_s += result.idle_us * 1e-6
+        ready, num_copied = self._swapping.on_finished(result.finished_transfers)
+        self._preemption.cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
+        for sequence in ready:
+            self._run(sequence)
         begin = 0
         for row in step.rows:
             end = begin + row.num_samples
@@ -375,7 +478,7 @@ class SchedulerCore:
             else:
                 self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
         if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
-            self._leave(sequence, SequenceState.WAITING)
+            self._give_way(sequence)
 
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
@@ -442,6 +545,10 @@ class SchedulerCore:
                 sequence.is_aborted = True
             case SequenceState.RUNNING | SequenceState.LEAVING:
                 self._leave(sequence, SequenceState.FINISHED)
+            case SequenceState.SWAPPING_OUT | SequenceState.SWAPPED | SequenceState.SWAPPING_IN:
+                if self._swapping.drop(sequence):
+                    self._account.release(sequence, self._last_launched)
+                    sequence.state = SequenceState.FINISHED
             case SequenceState.FINISHED:
                 pass
 
@@ -461,7 +568,11 @@ class SchedulerCore:
     def advance(self, now: float) -> Outbox:
         """Launch what can be launched, and collect what is to be sent. Call it after every event."""
         outbox = Outbox()
+        self._now = now
         if self._is_running:
+            for sequence in self._preemption.overdue(now):
+                self.stats.num_preemptions_by_kind["overdue"] += 1
+                self._requeue_swapped(sequence)
             self._launch(outbox.plans, now)
             self._admit_waiting()
             target = self._settings.credits_per_sequence * len(self._running)
@@ -476,10 +587,11 @@ class SchedulerCore:
         while len(self._in_flight) < self._settings.pipeline_depth:
             selection = select_rows(self._running.values(), self._account, self._rules, self._max_num_batched_tokens)
             self._has_starved = selection.num_starved > 0
-            if not selection.rows:
+            if not selection.rows and not self._swapping.needs_plan(is_idle=not self._in_flight):
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now)
+            transfers = self._swapping.take_transfers()
+            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, transfers, now)
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)
@@ -492,7 +604,15 @@ class SchedulerCore:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""
         cause = None
         if not launched and len(self._in_flight) < self._settings.pipeline_depth:
-            cause = "credits" if self._has_starved else "admission" if self._admitting or self._forking else None
+            cause = (
+                "credits"
+                if self._has_starved
+                else "admission"
+                if self._admitting or self._forking
+                else "swap"
+                if self._swapping.num_in_transit
+                else None
+            )
         if cause == self._stall_cause:
             return
         if self._stall_cause is not None:

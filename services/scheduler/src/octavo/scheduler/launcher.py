@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo.common.messages.kv import BlockCopy
+from octavo.common.messages.kv import BlockCopy, Transfer
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
@@ -36,6 +36,8 @@ class LaunchedStep:
     step_id: int
     rows: list[LaunchedRow]
     launched_at: float
+    num_tokens: int
+    num_prefill_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,18 @@ def select_rows(
 
 
 def launch(
-    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+    step_id: int,
+    rows: list[tuple[Sequence, int]],
+    slots: Slots,
+    copies: list[BlockCopy],
+    transfers: list[Transfer],
+    now: float,
 ) -> tuple[StepPlan, LaunchedStep]:
-    """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
+    """The plan that copies, then computes `rows`, if there are any; moves the sequences' launch counters on."""
+    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, transfers=transfers)
     launched = [_launch_row(plan, sequence, length) for sequence, length in rows]
-    return plan, LaunchedStep(step_id, launched, now)
+    num_prefill_tokens = sum(length for _, length in rows if length > 1)
+    return plan, LaunchedStep(step_id, launched, now, sum(plan.lengths), num_prefill_tokens)
 
 
 def _launch_row(plan: StepPlan, sequence: Sequence, length: int) -> LaunchedRow:

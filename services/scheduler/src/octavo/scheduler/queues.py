@@ -8,10 +8,13 @@ from octavo.scheduler.sequence import Sequence, SequenceState
 
 
 class WaitingQueue:
-    """Sequences without blocks, oldest request first. A preempted sequence comes back to its old place."""
+    """Sequences without blocks, oldest request first, where a priority counts as age.
+
+    A preempted sequence comes back to its old place.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self._heap: list[tuple[tuple[float, int, int], Sequence]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -19,19 +22,19 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        heapq.heappush(self._heap, (sequence.arrival_no, sequence.sequence_id, sequence))
+        heapq.heappush(self._heap, (sequence.rank, sequence))
         self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
         """The next in line."""
-        while self._heap and self._heap[0][2].state is not SequenceState.WAITING:
+        while self._heap and self._heap[0][1].state is not SequenceState.WAITING:
             heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence:
         """Take the next in line, which `peek` has shown."""
         self._num_waiting -= 1
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[1]
 
     def discard(self, sequence: Sequence) -> None:
         """The sequence ends while it waits."""

@@ -30,6 +30,10 @@ class Request:
     """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
     leader: Sequence = field(init=False)
     """Computes the prompt, and is choice 0 after it."""
+    priority: int = 0
+    """Lower is served first, and preempted last."""
+    queue_time: float = 0.0
+    """Arrival, moved by the priority: who has the lowest is served first."""
     has_fanned_out: bool = False
     """The prompt's last row has been sampled: every choice has a sequence of its own."""
     has_started: bool = False
@@ -40,10 +44,18 @@ class SequenceState(enum.Enum):
     """Where a sequence is.
 
     WAITING -> ADMITTING -> RUNNING -> FINISHED
-       ^           |          | |
-       |<- LATER --+          | +-> LEAVING -> WAITING      (preemption)
-       |                      |
-       +-- LATER -- FORKING --+                             (choices 1 to n - 1 start here)
+       ^        |  |  |      ^ ^  |
+       |        |  |  |      | |  +-> LEAVING -> WAITING       (preempted, computed again)
+       |<-LATER-+  |  |      | |         |
+       |           |  |      | |         v
+       |           |  |      | |    SWAPPING_OUT -> SWAPPED    (preempted, saved in host memory)
+       |           |  |      | |         | full     |  ^
+       |           |  |      | |         v          v  | LATER
+       |           |  +------|-|----> WAITING   SWAPPING_IN    (from ADMITTING if host memory holds a prefix)
+       |           v         | |                    |
+       +-- LATER - FORKING --+ +--------------------+          (choices 1 to n - 1 start FORKING)
+
+    A SWAPPED sequence whose deadline has passed, or that is in the way, goes to WAITING.
     """
 
     WAITING = enum.auto()  # in the queue, holds no blocks
@@ -51,6 +63,9 @@ class SequenceState(enum.Enum):
     FORKING = enum.auto()  # has asked the KV manager to share its parent's blocks, holds a slot
     RUNNING = enum.auto()  # has blocks and a slot
     LEAVING = enum.auto()  # preempted; gives up its blocks once its steps in flight are back
+    SWAPPING_OUT = enum.auto()  # its blocks are being copied to host memory
+    SWAPPED = enum.auto()  # in host memory, wholly or from some block on; holds no slot
+    SWAPPING_IN = enum.auto()  # has asked for blocks that host memory fills, or waits for the copy; holds a slot
     FINISHED = enum.auto()
 
 
@@ -88,6 +103,20 @@ class Sequence:
     """Leading tokens that the KV manager knows."""
     num_published_blocks: int = 0
     num_preemptions: int = 0
+    num_tokens_at_start: int = 0
+    """Tokens when it last came to run; with the present number it tells the progress since."""
+    left_at: float = 0.0
+    """When it was swapped."""
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Its place in every queue: the lowest goes first."""
+        return self.request.queue_time, self.arrival_no, self.sequence_id
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens sampled since it last came to run."""
+        return len(self.token_ids) - self.num_tokens_at_start
 
     @property
     def num_output_tokens(self) -> int:
@@ -116,7 +145,22 @@ class Sequence:
         self.num_sent_blocks = 0
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
+        self.num_tokens_at_start = len(self.token_ids)
         self.state = SequenceState.RUNNING
+
+    def leave_device(self, num_kept_blocks: int, now: float) -> None:
+        """The slot and all blocks but the leading `num_kept_blocks` are gone, what they held is kept."""
+        del self.block_table[num_kept_blocks:], self.generations[num_kept_blocks:]
+        self.num_sent_blocks = 0
+        self.is_open = False
+        self.slot = -1
+        self.left_at = now
+        self.state = SequenceState.SWAPPING_OUT
+
+    def return_to_device(self, block_ids: tuple[int, ...], generations: tuple[int, ...]) -> None:
+        """A table that holds, or is about to hold, all that was computed before."""
+        self.block_table, self.generations = list(block_ids), list(generations)
+        self.num_tokens_at_start = len(self.token_ids)
 
     def drop_table(self) -> None:
         """Blocks and slot are gone; tokens stay."""

@@ -34,6 +34,7 @@ from octavo.common.messages.step import (
 from octavo.common.runtime import Stop
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.core import CoreSettings, SchedulerCore
+from octavo.scheduler.preemption import PreemptionSettings
 
 log = structlog.get_logger()
 
@@ -62,6 +63,8 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                preemption=PreemptionSettings(config.preemption, config.min_progress, config.swap_timeout_s),
+                priority_ageing_s=config.priority_ageing_s,
             )
         )
         self._config = config
@@ -217,7 +220,14 @@ class SchedulerServer:
         if not isinstance(ready, WorkerReady):
             raise ProtocolError("the worker's first message is not WorkerReady")
         self._kv_link = await self._connect_kvmanager()
-        opening = OpenPool(self._config.pool_id, epoch, ready.incarnation, ready.num_blocks, ready.block_size)
+        opening = OpenPool(
+            self._config.pool_id,
+            epoch,
+            ready.incarnation,
+            ready.num_blocks,
+            ready.block_size,
+            ready.num_host_blocks,
+        )
         opened = await self._first_message(self._kv_link, opening, self._config.kvmanager_timeout_s)
         if not isinstance(opened, PoolOpened):
             raise ProtocolError("the KV manager's first message is not PoolOpened")
