@@ -117,17 +117,8 @@ def errors() -> str:
         message = "withheld" if kind.withholds_message else "shown"
         retry = "yes" if kind.is_retryable else ""
         code = kind.code or "null"
-        rows.append(
-            (
-                f"`{error.__name__}`",
-                f"`{error.reason}`",
-                str(kind.status),
-                kind.type,
-                kind.code or "null",
-                meaning,
-                retry,
-            )
-        )
+        name, reason = f"`{error.__name__}`", f"`{error.reason}`"
+        rows.append((name, reason, str(kind.status), kind.type, code, message, retry))
     return table(("class", "reason between services", "status", "type", "code", "message", "Retry-After"), rows)
 
 
