@@ -1,4 +1,4 @@
-"""A worker whose GPU is a clock: every step takes exactly as long as it is told, and the gaps between steps are counted.
+"""A worker whose GPU is a clock: each step takes exactly as long as it is told, and gaps between steps are counted.
 
 It samples made-up tokens; each sequence ends at a length that its scheduler does not know.
 """
