@@ -122,6 +122,7 @@ class _Settings:
                 model_name=model.name,
                 block_size=options.block_size,
                 num_blocks=options.num_blocks,
+                num_host_blocks=options.num_host_blocks,
                 **limits,
             )
         )
@@ -132,11 +133,12 @@ class _Settings:
                 worker=worker,
                 pipeline_depth=options.pipeline_depth,
                 prefix_cache=options.prefix_cache,
+                drain_grace_s=0.5,
                 **limits,
             )
         )
         self.gateway = GatewayConfig(
-            **_given(host=options.host, port=options.port, scheduler=scheduler, model=model.folder)
+            **_given(host=options.host, port=options.port, scheduler=scheduler, model=model.folder, drain_grace_s=1.5)
         )
 
 

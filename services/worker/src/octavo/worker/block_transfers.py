@@ -23,6 +23,9 @@ class FinishedTransfers:
     """Time that their copies took."""
 
 
+NO_TRANSFERS = FinishedTransfers([], 0)
+
+
 class BlockTransfers(ABC):
     """Owns host memory, of the same layout as the pool.
 

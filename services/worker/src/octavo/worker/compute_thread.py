@@ -105,6 +105,8 @@ def _reply(
         logprobs=outcome.logprobs,
         compute_us=min(int(compute_s * 1e6), MAX_UINT32),
         idle_us=min(int(idle_s * 1e6), MAX_UINT32),
+        finished_transfers=outcome.transfers.transfer_ids,
+        transfer_us=min(outcome.transfers.copy_us, MAX_UINT32),
     )
 
 

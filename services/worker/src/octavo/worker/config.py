@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.common.service_config import AddressListSetting, ServiceConfig
 
 
 class WorkerConfig(ServiceConfig):
@@ -16,7 +16,7 @@ class WorkerConfig(ServiceConfig):
 
     model_config = SettingsConfigDict(env_prefix="OCTAVO_WORKER_")
 
-    listen: list[AddressSetting] = Field(min_length=1)
+    listen: AddressListSetting = Field(min_length=1)
     """Addresses where a scheduler may connect, `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
     model: Path
@@ -39,6 +39,12 @@ class WorkerConfig(ServiceConfig):
 
     kv_cache_bytes: int | None = Field(default=None, gt=0)
     """Size of the KV pool. Unset: what `max_num_seqs` sequences can use, at most 4 GiB and a quarter of free memory."""
+
+    num_host_blocks: int | None = Field(default=None, ge=0)
+    """Blocks of host memory for swapped sequences and evicted prefixes. Unset: as many as fit `host_cache_bytes`."""
+
+    host_cache_bytes: int | None = Field(default=None, ge=0)
+    """Size of the same. Unset: as much as the KV pool, at most 2 GiB and a quarter of free memory."""
 
     max_num_seqs: int = Field(default=32, ge=1)
     """Slots: sequences that may be open at once."""

@@ -10,7 +10,7 @@ import torch
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
-from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes
+from octavo.worker.kv_cache import KvCache, block_bytes, default_host_cache_bytes, default_kv_cache_bytes
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.errors import ModelLoadError
@@ -40,7 +40,9 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     )
     progress("allocating the KV pool")
     num_blocks = _num_blocks(config, model_config, max_model_len, dtype, device)
-    kv_cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
+    bytes_each = block_bytes(model_config, config.block_size, dtype)
+    num_host_blocks = _num_host_blocks(config, num_blocks, bytes_each)
+    kv_cache = KvCache(model_config, num_blocks, config.block_size, dtype, device, num_host_blocks)
     runner = ModelRunner(
         model,
         kv_cache,
@@ -59,7 +61,8 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, dtype),
+        kv_cache_bytes=num_blocks * bytes_each,
+        num_host_blocks=num_host_blocks,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
@@ -100,3 +103,12 @@ def _num_blocks(
     if pool_bytes < bytes_each:
         raise ModelLoadError(f"a KV pool of {pool_bytes} bytes does not hold one block of {bytes_each}")
     return pool_bytes // bytes_each
+
+
+def _num_host_blocks(config: WorkerConfig, num_blocks: int, bytes_each: int) -> int:
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    host_bytes = config.host_cache_bytes
+    if host_bytes is None:
+        host_bytes = default_host_cache_bytes(num_blocks * bytes_each)
+    return host_bytes // bytes_each

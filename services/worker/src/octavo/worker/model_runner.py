@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from octavo.common.messages.generation import TokenLogprobs
+from octavo.common.messages.kv import TransferDirection
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.attention import AttentionBackend
+from octavo.worker.block_transfers import NO_TRANSFERS, FinishedTransfers
 from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.plan_check import check_plan
 from octavo.worker.sampler import sample
+from octavo.worker.transfer_check import check_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class StepSamples:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    transfers: FinishedTransfers = NO_TRANSFERS
+    """Copies that have ended since the last step."""
 
 
 class ModelRunner:
@@ -55,15 +61,38 @@ class ModelRunner:
         return sum(opened is not None for opened in self._batch.slots)
 
     def reset(self) -> None:
-        """Close all slots; the pool's contents count as lost."""
+        """Close all slots; the contents of pool and host memory count as lost."""
+        self._kv_cache.transfers.finished(wait=True)
         self._batch.reset()
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._kv_cache.transfers.num_host_blocks
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepSamples:
         """Run one step. Raises ProtocolError, or a subclass, before anything has changed."""
         check_plan(plan, self._batch)
+        check_transfers(plan, self._batch.tables, self._kv_cache.transfers.num_host_blocks)
         self._batch.apply(plan)
+        self._move_blocks(plan)
+        samples = self._compute(plan)
+        # A plan without rows is there to wait for the copies.
+        return replace(samples, transfers=self._kv_cache.transfers.finished(wait=not plan.slots))
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        transfers = self._kv_cache.transfers
+        to_device = [one for one in plan.transfers if one.direction is TransferDirection.TO_DEVICE]
+        transfers.to_host([one for one in plan.transfers if one.direction is TransferDirection.TO_HOST])
+        copied_ids = [copy.target_id for copy in plan.copies]
+        transfers.before_compute(chain(copied_ids, *(delta.block_ids for delta in plan.table_deltas)))
         self._kv_cache.copy_blocks(plan.copies)
+        transfers.to_device(to_device)
+        for transfer in to_device:
+            for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
+                self._batch.tables.renew(block_id, generation)
+
+    def _compute(self, plan: StepPlan) -> StepSamples:
         if not plan.slots:
             return StepSamples([], [])
         inputs = self._batch.inputs(plan)
