@@ -611,7 +611,7 @@ class SchedulerCore:
                 break
             self._last_launched += 1
             transfers = self._swapping.take_transfers()
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, transfers, now)
+            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now, transfers)
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)

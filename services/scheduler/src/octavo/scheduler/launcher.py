@@ -72,11 +72,11 @@ def launch(
     rows: list[tuple[Sequence, int]],
     slots: Slots,
     copies: list[BlockCopy],
-    transfers: list[Transfer],
     now: float,
+    transfers: Iterable[Transfer] = (),
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that copies, then computes `rows`, if there are any; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, transfers=transfers)
+    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, transfers=[*transfers])
     launched: list[LaunchedRow] = []
     all_flags, starts, input_ids = plan.flags, plan.starts, plan.token_ids
     for sequence, length in rows:

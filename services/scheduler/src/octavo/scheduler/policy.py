@@ -37,7 +37,7 @@ def has_prefill_backlog(num_tokens_left: Iterable[int], budget: int) -> bool:
     return sum(min(num_left, budget // 2 + 1) for num_left in num_tokens_left) >= budget
 
 
-def choose_victim(running: Iterable[Sequence], min_progress: int) -> Sequence | None:
+def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequence | None:
     """The sequence to preempt: of the lowest priority, then the one with the least work to lose, then the newest.
 
     One that was preempted before is spared until it has sampled `min_progress` tokens since, unless all are such. So
@@ -47,6 +47,11 @@ def choose_victim(running: Iterable[Sequence], min_progress: int) -> Sequence | 
     unspared = [one for one in candidates if not one.num_preemptions or one.num_new_tokens >= min_progress]
     return max(
         unspared or candidates,
-        key=lambda sequence: (sequence.request.priority, -sequence.num_computed_tokens, sequence.arrival_no),
+        key=lambda sequence: (
+            sequence.request.priority,
+            -sequence.num_computed_tokens,
+            sequence.arrival_no,
+            -len(sequence.token_ids),
+        ),
         default=None,
     )
