@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -205,8 +206,10 @@ class PoolMachine(RuleBasedStateMachine):
             returned_credits=returned_credits,
             admissions=[Admission(one.sequence_id, tuple(one.tokens), one.salt) for one in self.waiting],
             credit_target=credit_target,
+            **self.swap_fields(releases),
         )
         reply = self.pool.apply(request)
+        self.take_transfers(reply)
         self.spent = []
         parents = dict(self.live)
         self.let_go(releases)
@@ -216,6 +219,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.take_admissions(reply.admitted)
         self.take_credits(reply, credit_target)
         return reply
+
+    def swap_fields(self, releases: list[Sequence]) -> dict[str, Any]:
+        """What else the message says; nothing without host memory."""
+        return {}
+
+    def take_transfers(self, reply: KvReply) -> None:
+        assert reply.transfers == []
 
     def publication(self, sequence: Sequence) -> Publication | None:
         num_full = sequence.num_computed // BLOCK_SIZE * BLOCK_SIZE

@@ -250,6 +250,8 @@ class SchedulerCore:
     def on_kv_reply(self, reply: KvReply) -> None:
         """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
         self._account.on_reply(reply)
+        for transfer in reply.transfers:
+            self.stats.num_transferred_blocks[transfer.direction.name.lower()] += len(transfer.device_ids)
         self._swapping.send(reply.transfers)
         for swapped_out in reply.swapped_out:
             refused = self._swapping.on_swapped_out(swapped_out)

@@ -50,6 +50,12 @@ class SchedulerCollector(Collector):
         for kind, count in stats.num_preemptions_by_kind.items():
             preemptions.add_metric([kind], count)
         yield preemptions
+        moved = CounterMetricFamily(
+            "octavo_transferred_blocks", "KV blocks copied between device and host.", labels=["direction"]
+        )
+        for direction, count in stats.num_transferred_blocks.items():
+            moved.add_metric([direction], count)
+        yield moved
         stalls = CounterMetricFamily("octavo_stalls", "Stalls of the step pipeline by cause.", labels=["cause"])
         stalled = CounterMetricFamily("octavo_stall_seconds", "Time stalled by cause.", labels=["cause"])
         for cause, count in stats.num_stalls.items():

@@ -23,6 +23,7 @@ class SchedulerStats:
         default_factory=lambda: {"recompute": 0, "swap": 0, "partial_swap": 0, "overdue": 0}
     )
     """What became of the victims. Overdue: recomputed after they had been swapped."""
+    num_transferred_blocks: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
     num_host_prompt_tokens: int = 0
     """Of the cached prompt tokens, those restored from host memory."""
     num_pool_losses: int = 0
