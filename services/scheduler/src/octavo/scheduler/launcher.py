@@ -11,6 +11,7 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stopping import StopRules
 
 _NO_FLAG = int(RowFlag.NONE)
@@ -75,11 +76,22 @@ def select_rows(
 
 
 def launch(
-    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+    step_id: int,
+    rows: list[tuple[Sequence, int]],
+    slots: Slots,
+    copies: list[BlockCopy],
+    sharing: SharingGroups,
+    now: float,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
     plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
+    for slot in plan.closed_slots:
+        sharing.close(slot)
+    for sequence, _ in rows:
+        if not sequence.is_open:
+            sharing.open(sequence.slot, sequence.block_table)
     launched = [_launch_row(plan, sequence, length) for sequence, length in rows]
+    plan.groups.extend(sharing.of_rows(plan.slots))
     return plan, LaunchedStep(step_id, launched, now)
 
 

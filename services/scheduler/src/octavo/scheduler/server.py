@@ -62,6 +62,8 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                min_shared_blocks=config.min_shared_blocks,
+                num_explained_requests=config.num_explained_requests,
             )
         )
         self._config = config
