@@ -143,6 +143,7 @@ class SchedulerCore:
         self._slots = Slots(model.max_num_seqs)
         self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
+        self.log.pool_is_back()
 
     def pool_lost(self) -> None:
         """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
@@ -444,7 +445,8 @@ class SchedulerCore:
     def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
         sequence = request.live.pop(choice_index)
         if sequence is not None:
-            self.log.choice_ended(sequence, ending.reason)
+            goes_on = bool(request.live) and not request.has_fanned_out
+            self.log.choice_ended(sequence, ending.reason, goes_on=goes_on)
         self._batch(request.gateway_id).finished.append(
             ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
         )
@@ -490,23 +492,22 @@ class SchedulerCore:
         if self._is_running:
             self._launch(outbox.plans, now)
             self._admit_waiting()
-            self._note_waiting()
             target = self._settings.credits_per_sequence * len(self._running)
             outbox.kv_request = self._account.take_request(
                 self._last_acknowledged, target, is_starving=self._has_starved
             )
         outbox.batches, self._batches = self._batches, {}
+        if len(self._waiting):
+            self.log.head_waits(self._waiting.peek(), self._why_head_waits())
         self.log.settle(now)
         return outbox
 
-    def _note_waiting(self) -> None:
-        """Tell the log what keeps the first of the queue from being asked for."""
-        if len(self._waiting):
-            if self._allocatable_at_later is not None:
-                cause = WaitCause.NO_BLOCKS
-            else:
-                cause = WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
-            self.log.head_waits(self._waiting.peek(), cause)
+    def _why_head_waits(self) -> WaitCause:
+        if not self._is_running:
+            return WaitCause.POOL_LOST
+        if self._allocatable_at_later is not None:
+            return WaitCause.NO_BLOCKS
+        return WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
 
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth

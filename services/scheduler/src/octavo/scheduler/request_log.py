@@ -95,8 +95,11 @@ class RequestLog:
         """It has blocks, without having looked for a prefix: a fork, or back from host memory."""
         self._note(self._waits, sequence.sequence_id, None)
 
+    def pool_is_back(self) -> None:
+        self._note(self._pool_is_back)
+
     def preempted(self, sequence: Sequence, why: str, kind: str, cause: WaitCause) -> None:
-        """To be told while the sequence still has what it loses; afterwards it waits for `cause`."""
+        """To be told while the sequence still has what it loses, if anything; afterwards it waits for `cause`."""
         num_computed, num_blocks = sequence.num_computed_tokens, len(sequence.block_table)
         self._note(self._preempted, sequence.sequence_id, why, kind, num_computed, num_blocks, cause)
 
@@ -104,8 +107,9 @@ class RequestLog:
         """The first token since it got its blocks."""
         self._note(self._token_came, sequence.sequence_id)
 
-    def choice_ended(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._note(self._choice_ended, sequence.sequence_id, reason)
+    def choice_ended(self, sequence: Sequence, reason: FinishReason, *, goes_on: bool) -> None:
+        """`goes_on`: its sequence still computes the prompt, for the other choices."""
+        self._note(self._choice_ended, sequence.sequence_id, reason, goes_on)
 
     def ended(self, request: Request, error: OctavoError | None = None) -> None:
         self._note(self._request_ended, request, error)
@@ -121,6 +125,10 @@ class RequestLog:
 
     def _note(self, event: Callable[..., None], *arguments: Any) -> None:
         self._pending.append((event, arguments))
+
+    def _alive(self, sequence_id: int) -> SequenceRecord | None:
+        own = self._sequences.get(sequence_id)
+        return own if own is not None and own.ended_at is None else None
 
     def _arrived(self, now: float, sequence: Sequence) -> None:
         request = sequence.request
@@ -148,18 +156,24 @@ class RequestLog:
         self._keep_ended(record)
 
     def _waits(self, now: float, sequence_id: int, cause: WaitCause | None) -> None:
-        if own := self._sequences.get(sequence_id):
+        if own := self._alive(sequence_id):
             self._change_wait(own, cause, now)
 
+    def _pool_is_back(self, now: float) -> None:
+        for record in self._live.values():
+            for own in [*record.sequences, *record.unlisted.values()]:
+                if own.waits_for is WaitCause.POOL_LOST:
+                    self._change_wait(own, WaitCause.BEHIND_OTHERS, now)
+
     def _first_waits(self, now: float, sequence_id: int, cause: WaitCause) -> None:
-        own = self._sequences.get(sequence_id)
+        own = self._alive(sequence_id)
         if own is None or own.waits_for in (None, WaitCause.KV_ANSWER):
             return
         if cause is not WaitCause.NO_BLOCKS or own.waits_for is WaitCause.BEHIND_OTHERS:
             self._change_wait(own, cause, now)
 
     def _no_longer_first(self, now: float, sequence_id: int) -> None:
-        own = self._sequences.get(sequence_id)
+        own = self._alive(sequence_id)
         if own is not None and own.waits_for in (WaitCause.NO_SLOT, WaitCause.PREFILL_BACKLOG):
             self._change_wait(own, WaitCause.BEHIND_OTHERS, now)
 
@@ -168,7 +182,7 @@ class RequestLog:
             self.wait_s[ended[0]] += ended[1]
 
     def _admitted(self, now: float, sequence_id: int, num_tokens: int, admitted: Admitted, block_size: int) -> None:
-        own = self._sequences.get(sequence_id)
+        own = self._alive(sequence_id)
         if own is None:
             return
         self._change_wait(own, None, now)
@@ -200,16 +214,18 @@ class RequestLog:
     def _preempted(
         self, now: float, sequence_id: int, why: str, kind: str, num_computed: int, num_blocks: int, cause: WaitCause
     ) -> None:
-        own = self._sequences.get(sequence_id)
+        own = self._alive(sequence_id)
         if own is None:
             return
         self._change_wait(own, cause, now)
+        if not num_blocks:
+            return
         own.num_preemptions += 1
         if len(own.preemptions) < MAX_EVENTS:
             own.preemptions.append(PreemptionRecord(now, why, kind, num_computed, num_blocks))
 
     def _token_came(self, now: float, sequence_id: int) -> None:
-        own = self._sequences.get(sequence_id)
+        own = self._alive(sequence_id)
         if own is None:
             return
         if own.request.first_token_at is None:
@@ -217,14 +233,15 @@ class RequestLog:
         if own.preemptions and own.preemptions[-1].back_at is None:
             own.preemptions[-1].back_at = now
 
-    def _choice_ended(self, now: float, sequence_id: int, reason: FinishReason) -> None:
-        if own := self._sequences.get(sequence_id):
-            self._end(own, reason.name.lower(), now)
+    def _choice_ended(self, now: float, sequence_id: int, reason: FinishReason, goes_on: bool) -> None:
+        if own := self._alive(sequence_id):
+            own.finish_reason = reason.name.lower()
+            if not goes_on:
+                self._end(own, now)
 
-    def _end(self, own: SequenceRecord, reason: str | None, now: float) -> None:
+    def _end(self, own: SequenceRecord, now: float) -> None:
         self._change_wait(own, None, now)
-        if own.ended_at is None:
-            own.finish_reason, own.ended_at = reason, now
+        own.ended_at = now
         if own.request.unlisted.pop(own.sequence_id, None):
             del self._sequences[own.sequence_id]
 
@@ -233,7 +250,8 @@ class RequestLog:
         if record is None:
             return
         for own in [*record.sequences, *record.unlisted.values()]:
-            self._end(own, None, now)
+            if own.ended_at is None:
+                self._end(own, now)
         record.ended_at = now
         if error is not None:
             record.error = (error.reason, error.message)

@@ -19,15 +19,20 @@ class SharedRun:
 def shared_runs(plan: StepPlan, tables: BlockTables, block_size: int) -> list[SharedRun]:
     """The plan's groups that hold on this worker's tables. The others are left out: their rows run ungrouped.
 
-    Groups are hints. One is left out if it names a slot without a row or a slot of an earlier group, if the leading
+    Groups are hints. One is left out if it names a slot without a row, or one of an earlier group,, if the leading
     entries differ, or if a row writes to them.
     """
     row_of_slot = {slot: row for row, slot in enumerate(plan.slots)}
     found = []
     for group in plan.groups:
-        rows = [row for slot in group.slots if (row := row_of_slot.pop(slot, None)) is not None]
-        if len(rows) == len(group.slots) > 1 and _holds(plan, rows, group, tables, block_size):
+        slots = set(group.slots)
+        if len(slots) != len(group.slots) or len(slots) < 2 or not slots <= row_of_slot.keys():
+            continue
+        rows = [row_of_slot[slot] for slot in group.slots]
+        if _holds(plan, rows, group, tables, block_size):
             found.append(SharedRun(tuple(rows), group.num_blocks))
+            for slot in slots:
+                del row_of_slot[slot]
     return found
 
 
