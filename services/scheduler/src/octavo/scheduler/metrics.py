@@ -51,7 +51,7 @@ class SchedulerCollector(Collector):
         yield stalls
         yield stalled
         waited = CounterMetricFamily(
-            "octavo_request_wait_seconds", "Time that sequences did not run, by cause, once it is over.", labels=["cause"]
+            "octavo_request_wait_seconds", "Time that sequences did not run, counted when it is over.", labels=["cause"]
         )
         for wait_cause, seconds in core.log.wait_s.items():
             waited.add_metric([wait_cause], seconds)

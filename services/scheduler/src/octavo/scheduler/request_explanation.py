@@ -83,7 +83,7 @@ class _Explanation:
         outcomes = admission.outcomes()
         if not self._for_operator and (hidden := outcomes.pop("other_salt", 0)):
             outcomes["never_stored"] = outcomes.get("never_stored", 0) + hidden
-        found = {
+        found: dict[str, Any] = {
             "at_s": self._since_arrival(admission.at),
             "num_tokens": admission.num_tokens,
             "num_blocks": admission.num_blocks,

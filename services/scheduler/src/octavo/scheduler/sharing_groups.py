@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from octavo.common.messages.step import SharingGroup
@@ -28,6 +28,8 @@ class _Node:
     """Reads that the best grouping inside the children saves."""
     saved: int = 0
     """Reads that the best grouping of the slots below saves in one step."""
+    group: SharingGroup | None = None
+    """Of a branch: all slots below it, if they were one group since the last change."""
 
 
 class SharingGroups:
@@ -89,8 +91,8 @@ class SharingGroups:
             self._groups = list(self._collect(self._root))
         if not self._groups or len(slots) == len(self._leaves):
             return self._groups
-        rows = set(slots)
-        present = [SharingGroup(tuple([s for s in g.slots if s in rows]), g.num_blocks) for g in self._groups]
+        absent = self._leaves.keys() - set(slots)
+        present = [group if absent.isdisjoint(group.slots) else _without(absent, group) for group in self._groups]
         return [group for group in present if len(group.slots) > 1]
 
     def _splice_out(self, branch: _Node) -> None:
@@ -107,6 +109,7 @@ class SharingGroups:
         self._groups = None
         saved_change = 0
         while node is not None:
+            node.group = None
             node.num_slots += change
             node.saved_below += saved_change
             saved_change = self._weigh(node)
@@ -134,7 +137,9 @@ class SharingGroups:
             if not node.saved:
                 continue
             if self._saved_as_one(node) >= node.saved_below:
-                yield SharingGroup(tuple(_slots_below(node)), node.num_blocks)
+                if node.group is None:
+                    node.group = SharingGroup(tuple(_slots_below(node)), node.num_blocks)
+                yield node.group
             else:
                 waiting += node.children.values()
 
@@ -163,6 +168,10 @@ def _num_shared(one: list[int], other: list[int], low: int, high: int) -> int:
     if one[first:low] == other[first:low]:
         return low
     return next(place for place in range(first, low) if one[place] != other[place])
+
+
+def _without(absent: Set[int], group: SharingGroup) -> SharingGroup:
+    return SharingGroup(tuple([slot for slot in group.slots if slot not in absent]), group.num_blocks)
 
 
 def _slots_below(node: _Node) -> Iterable[int]:
