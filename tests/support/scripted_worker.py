@@ -72,6 +72,7 @@ class ScriptedWorker:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.num_rows = 0
+        self.num_grouped_rows = 0
         self.largest_step = 0
         self._memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
         self._generations = [0] * num_blocks
@@ -101,6 +102,7 @@ class ScriptedWorker:
                 self._begin_to_device(transfer)
         finished = [one for one in self._copies if not plan.slots or self._chance.random() < 0.4]
         num_copied = sum(self._end(transfer_id) for transfer_id in finished)
+        self._check_groups(plan)
         samples = self._run_rows(plan)
         return StepResult(plan.step_id, samples, [], 1000, 0, finished, transfer_us=20 * num_copied)
 
@@ -146,6 +148,18 @@ class ScriptedWorker:
                 assert self._host_memory[host_id] == content, f"host block {host_id} was overwritten while it was read"
                 self._memory[block_id] = list(content)
         return len(transfer.device_ids)
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        """Every group names rows of this plan, each once, that share the blocks and write to none of them."""
+        starts = dict(zip(plan.slots, plan.starts, strict=True))
+        grouped = [slot for group in plan.groups for slot in group.slots]
+        assert len(set(grouped)) == len(grouped), "a row is in two groups"
+        for group in plan.groups:
+            assert len(group.slots) > 1 and group.num_blocks > 0
+            leading = {tuple(self._slot(slot).table[: group.num_blocks]) for slot in group.slots}
+            assert len(leading) == 1 and len(leading.pop()) == group.num_blocks, "a group shares fewer blocks"
+            assert all(starts[slot] >= group.num_blocks * self.block_size for slot in group.slots)
+        self.num_grouped_rows += len(grouped)
 
     def _apply_deltas(self, plan: StepPlan) -> set[int]:
         renewed = set()

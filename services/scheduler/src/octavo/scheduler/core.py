@@ -41,7 +41,10 @@ from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
 from octavo.scheduler.policy import has_prefill_backlog
 from octavo.scheduler.preemption import Preemption, PreemptionSettings
 from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
 from octavo.scheduler.swapping import Swapping
@@ -62,6 +65,8 @@ class CoreSettings:
     credits_per_sequence: int = 2
     preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
     priority_ageing_s: float = 10.0
+    min_shared_blocks: int = 4
+    num_explained_requests: int = 10_000
 
 
 @dataclass(slots=True)
@@ -82,6 +87,7 @@ class SchedulerCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.stats = SchedulerStats()
+        self.log = RequestLog(settings.num_explained_requests)
         self.model: ModelInfo | None = None
         self._settings = settings
         self._requests: dict[tuple[int, int], Request] = {}
@@ -150,7 +156,9 @@ class SchedulerCore:
         self._slots = Slots(model.max_num_seqs)
         self._swapping = Swapping(self._account, self._slots)
         self._preemption = Preemption(self._settings.preemption, model.block_size, self._swapping)
+        self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
+        self.log.pool_is_back()
         for request in self._requests.values():
             self._rules.apply_to(request)
 
@@ -163,6 +171,7 @@ class SchedulerCore:
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values(), *self._swapping]
         self._forget_pool()
         for sequence in interrupted:
+            self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
             if sequence.is_aborted:
                 sequence.state = SequenceState.FINISHED
@@ -184,6 +193,7 @@ class SchedulerCore:
         except OctavoError as error:
             self.stats.num_failed_requests += 1
             self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
+            self.log.refused(submit, error)
             return
         request = Request(
             gateway_id=gateway_id,
@@ -283,6 +293,7 @@ class SchedulerCore:
 
     def _run(self, sequence: Sequence) -> None:
         """All its blocks hold what they should."""
+        self.log.runs(sequence)
         sequence.state = SequenceState.RUNNING
         self._running[sequence.sequence_id] = sequence
 
@@ -307,6 +318,7 @@ class SchedulerCore:
 
     def _requeue_swapped(self, sequence: Sequence) -> None:
         """Give up what was saved; it will be computed again."""
+        self.log.waits(sequence, WaitCause.BEHIND_OTHERS)
         self._swapping.drop(sequence)
         self._account.release(sequence, self._last_launched)
         sequence.drop_table()
@@ -323,7 +335,10 @@ class SchedulerCore:
             self._running[child.sequence_id] = child
             if child.is_aborted:
                 self._leave(child, SequenceState.FINISHED)
+            else:
+                self.log.runs(child)
         else:
+            self.log.waits(child, WaitCause.NO_BLOCKS)
             self._back_to_queue(child)
 
     def _on_admitted(self, admitted: Admitted) -> None:
@@ -336,12 +351,14 @@ class SchedulerCore:
                 sequence.num_told_tokens = len(sequence.token_ids)
                 sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
                 self._running[sequence.sequence_id] = sequence
+                self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
                     return
                 if admitted.transfer_id:
                     del self._running[sequence.sequence_id]
                     self._swapping.await_prefix(sequence, admitted.transfer_id)
+                    self.log.waits(sequence, WaitCause.SWAPPED)
                 if not request.has_started:
                     request.has_started = True
                     num_cached = min(admitted.num_cached_tokens, request.num_prompt_tokens)
@@ -350,6 +367,7 @@ class SchedulerCore:
                     self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
             case Verdict.LATER:
                 self._allocatable_at_later = self._account.counts.allocatable
+                self.log.waits(sequence, WaitCause.of(admitted.wait_reason))
                 self._back_to_queue(sequence)
             case Verdict.NEVER:
                 self._back_to_queue(sequence)
@@ -394,6 +412,7 @@ class SchedulerCore:
             sequence.state = SequenceState.ADMITTING
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
+            self.log.asks(sequence)
             self._account.admit(sequence)
             backlog.append(len(sequence.token_ids))
 
@@ -430,9 +449,11 @@ class SchedulerCore:
         """A preempted sequence has no step in flight any more."""
         num_kept = self._preemption.num_kept_blocks(victim, len(self._running), self._account.counts)
         if num_kept is None:
+            self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
             self.stats.num_preemptions_by_kind["recompute"] += 1
             self._leave(victim, SequenceState.WAITING)
             return
+        self.log.preempted(victim, "no_blocks", "swap", WaitCause.SWAPPED)
         self.stats.num_preemptions_by_kind["partial_swap" if num_kept else "swap"] += 1
         del self._running[victim.sequence_id]
         self._swapping.swap_out(victim, num_kept, self._last_launched, self._now)
@@ -503,6 +524,9 @@ class SchedulerCore:
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
         sequence.token_ids.append(token_id)
+        if sequence.awaits_token:
+            sequence.awaits_token = False
+            self.log.token_came(sequence)
         request = sequence.request
         self.stats.num_output_tokens += 1
         batch = self._batches.get(request.gateway_id) or self._batch(request.gateway_id)
@@ -535,6 +559,7 @@ class SchedulerCore:
         if not self._slots.num_free:
             self._waiting.push(child)
             return
+        self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
         self._forking[child.sequence_id] = child
         self._account.fork(leader, child, child.request.num_prompt_tokens)
@@ -542,15 +567,21 @@ class SchedulerCore:
     # Endings.
 
     def _new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
-        return Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        self.log.arrived(sequence)
+        return sequence
 
     def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
         sequence = request.live.pop(choice_index)
+        if sequence is not None:
+            goes_on = bool(request.live) and not request.has_fanned_out
+            self.log.choice_ended(sequence, ending.reason, goes_on=goes_on)
         self._batch(request.gateway_id).finished.append(
             ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
         )
         if not request.live:
             del self._requests[request.gateway_id, request.request_no]
+            self.log.ended(request)
             if not request.has_fanned_out:
                 sequence = request.leader
         elif not request.has_fanned_out:
@@ -576,6 +607,7 @@ class SchedulerCore:
 
     def _fail(self, request: Request, error: OctavoError) -> None:
         self.stats.num_failed_requests += 1
+        self.log.ended(request, error)
         del self._requests[request.gateway_id, request.request_no]
         sequences = {sequence for sequence in request.live.values() if sequence is not None}
         for sequence in sequences | ({request.leader} if not request.has_fanned_out else set()):
@@ -602,7 +634,17 @@ class SchedulerCore:
                 self._last_acknowledged, target, is_starving=self._has_starved
             )
         outbox.batches, self._batches = self._batches, {}
+        if len(self._waiting):
+            self.log.head_waits(self._waiting.peek(), self._why_head_waits())
+        self.log.settle(now)
         return outbox
+
+    def _why_head_waits(self) -> WaitCause:
+        if not self._is_running:
+            return WaitCause.POOL_LOST
+        if self._allocatable_at_later is not None:
+            return WaitCause.NO_BLOCKS
+        return WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
 
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
@@ -613,7 +655,9 @@ class SchedulerCore:
                 break
             self._last_launched += 1
             transfers = self._swapping.take_transfers()
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now, transfers)
+            plan, step = launch(
+                self._last_launched, selection.rows, self._slots, self._copies, self._sharing, now, transfers
+            )
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)

@@ -111,6 +111,8 @@ class Sequence:
     """Tokens when it last came to run; with the present number it tells the progress since."""
     left_at: float = 0.0
     """When it was swapped."""
+    awaits_token: bool = True
+    """It has given no token since it was new or got its blocks anew."""
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -154,7 +156,7 @@ class Sequence:
 
     def leave_device(self, num_kept_blocks: int, now: float) -> None:
         """The slot and all blocks but the leading `num_kept_blocks` are gone, what they held is kept."""
-        del self.block_table[num_kept_blocks:], self.generations[num_kept_blocks:]
+        self.block_table, self.generations = self.block_table[:num_kept_blocks], self.generations[:num_kept_blocks]
         self.num_sent_blocks = 0
         self.is_open = False
         self.slot = -1
@@ -165,6 +167,7 @@ class Sequence:
         """A table that holds, or is about to hold, all that was computed before."""
         self.block_table, self.generations = list(block_ids), list(generations)
         self.num_tokens_at_start = len(self.token_ids)
+        self.awaits_token = True
 
     def drop_table(self) -> None:
         """Blocks and slot are gone; tokens stay."""
@@ -173,4 +176,5 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
         self.num_steps_in_flight = 0
         self.is_open = False
+        self.awaits_token = True
         self.slot = -1
