@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
@@ -29,7 +29,7 @@ class LaunchedRow:
     num_samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchedStep:
     """A step on its way."""
 
@@ -75,12 +75,36 @@ def select_rows(
 
 
 def launch(
-    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+    step_id: int,
+    rows: list[tuple[Sequence, int]],
+    slots: Slots,
+    copies: list[BlockCopy],
+    now: float,
+    acknowledged_step: int,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
+    plan = StepPlan(
+        step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, acknowledged_step=acknowledged_step
+    )
     launched = [_launch_row(plan, sequence, length) for sequence, length in rows]
     return plan, LaunchedStep(step_id, launched, now)
+
+
+def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[BlockCopy]:
+    """The copies that are still wanted when these blocks are given up, before any of them was made.
+
+    A copy of a block that is copied in vain itself reads that one's source.
+    """
+    kept: list[BlockCopy] = []
+    in_vain: dict[int, BlockCopy] = {}
+    for copy in copies:
+        if (origin := in_vain.get(copy.source_id)) is not None:
+            copy = replace(copy, source_id=origin.source_id, source_generation=origin.source_generation)
+        if copy.target_id in block_ids:
+            in_vain[copy.target_id] = copy
+        else:
+            kept.append(copy)
+    return kept
 
 
 def _launch_row(plan: StepPlan, sequence: Sequence, length: int) -> LaunchedRow:
