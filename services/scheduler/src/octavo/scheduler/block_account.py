@@ -58,7 +58,7 @@ class BlockAccount:
     @property
     def is_settled(self) -> bool:
         """Everything that was sent is answered, so `counts` is the pool as it is."""
-        return self._num_replies == self._next_message_no - 1
+        return self._num_replies == self._next_message_no - 1 and self._told_step >= 0
 
     @property
     def is_dry(self) -> bool:
@@ -176,12 +176,12 @@ class BlockAccount:
         """Blocks were used again without the KV manager, which has to be told by a declaration."""
         return bool(self._recycler.recycled)
 
-    def recycle(self, acknowledged_step: int, running: Iterable[Sequence]) -> bool:
-        """Make credits of blocks that sequences gave up since the KV manager went away. False if there are none."""
+    def recycle(self, acknowledged_step: int, running: Iterable[Sequence]) -> int:
+        """Make credits of blocks that sequences gave up since the KV manager went away. The number of new credits."""
         made = self._recycler.recycle(acknowledged_step, running, {block_id for block_id, _ in self._credits})
         self._credits.extend(made)
         self._highest_generation = max((self._highest_generation, *(generation for _, generation in made)))
-        return bool(made)
+        return len(made)
 
     def declare(
         self, running: Iterable[Sequence], launched_step: int, acknowledged_step: int, *, publishes: bool
@@ -194,7 +194,7 @@ class BlockAccount:
         tables = [self._declared(sequence, publishes=publishes) for sequence in running]
         self._recycler.forget()
         self._start_counting()
-        self._told_step = -1  # a message must follow at once: its reply brings credits, and ends the declaration
+        self._told_step = -1  # a message follows at once; before its reply, `counts` are those of another manager
         self._forks.extend(self.open_forks.values())
         return DeclarePool(
             tables=tables,

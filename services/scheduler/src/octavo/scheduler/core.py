@@ -160,6 +160,7 @@ class SchedulerCore:
 
         Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
         """
+        self.stats.num_declarations += 1
         for sequence in list(self._admitting.values()):
             self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
         self._allocatable_at_later = None
@@ -525,7 +526,9 @@ class SchedulerCore:
             self._note_stall(launched=bool(plans), now=now)
 
     def _recycle(self) -> bool:
-        return self._account.recycle(self._last_acknowledged, self._running.values())
+        num_made = self._account.recycle(self._last_acknowledged, self._running.values())
+        self.stats.num_recycled_blocks += num_made
+        return num_made > 0
 
     def _select_rows(self) -> Selection:
         return select_rows(self._running.values(), self._account, self._rules, self._max_num_batched_tokens)

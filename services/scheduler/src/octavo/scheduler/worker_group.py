@@ -65,6 +65,11 @@ class WorkerGroup:
         return self._worker.epoch
 
     @property
+    def has_worker_life(self) -> bool:
+        """There is a worker, or one that may resume, whose blocks the KV manager can keep."""
+        return bool(self._worker.incarnation)
+
+    @property
     def has_unanswered_kv(self) -> bool:
         """A message to the KV manager waits for its reply."""
         return self._kv.has_unanswered
@@ -90,6 +95,7 @@ class WorkerGroup:
             self._num_declarations = 0
             return False
         self._plans_again = again
+        self.core.stats.num_worker_resumes += 1
         self.core.restart_step_clock(now)
         return True
 
@@ -140,6 +146,7 @@ class WorkerGroup:
         again = self._kv.on_opened(opened)
         if again is not None:
             self._kv_again = list(again)
+            self.core.stats.num_kvmanager_resumes += 1
         elif self.core.account is None:
             self.core.start(self._model_of(ready), ready.num_blocks, ready.max_num_batched_tokens)
         else:
