@@ -43,7 +43,7 @@ GatewayLink = Link[SchedulerMessage, GatewayMessage]
 
 _WATCH_INTERVAL_S = 0.5
 _UNTOLD_ABSENCE_S = 2.0
-"""For that long after a link is lost gateways send requests as before, which wait."""
+"""For that long after a link is lost that may go on, gateways send requests as before, which wait."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class SchedulerServer:
         self._group.worker_lost(can_resume=can_resume)
         if not can_resume:
             self._has_worker_life.clear()
-        self._went_away(self._worker, error)
+        self._went_away(self._worker, error, can_resume)
 
     async def _connect_kv(self) -> KvLink:
         await self._has_worker_life.wait()
@@ -217,18 +217,20 @@ class SchedulerServer:
         self._kv_asked_at = None
         if not self._group.kvmanager_lost(can_resume=can_resume):
             self._worker.give_up(LinkClosedError(f"the pool cannot be declared: {error}"), can_resume=False)
-        self._went_away(self._kvmanager, error)
+        self._went_away(self._kvmanager, error, can_resume)
 
     def _came_back(self, peer: Peer[Any, Any]) -> None:
         self._away.pop(peer.name, None)
         if not self._away:
             self._set_status(ready=True, reason="")
 
-    def _went_away(self, peer: Peer[Any, Any], error: OctavoError) -> None:
+    def _went_away(self, peer: Peer[Any, Any], error: OctavoError, can_resume: bool) -> None:
         if peer.name not in self._away:
             log.warning("link lost", error=error.message)
             self._away[peer.name] = _Absence(time.monotonic(), error.message)
         self._away[peer.name].reason = error.message
+        if not can_resume:
+            self._set_status(ready=False, reason=error.message)
         self._advance()
 
     async def _watch(self) -> None:
