@@ -57,7 +57,7 @@ class KvManagerServer:
         self.check_ledger = check_ledger
         self.stats = KvStats()
         self._settings = settings
-        self._catalogues = catalogues
+        self.catalogues = catalogues
         self._leases: dict[str, _Lease] = {}
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
@@ -108,14 +108,14 @@ class KvManagerServer:
         return lease, PoolOpened(opening.pool_id, self.boot_epoch, is_resumed, lease.pool.last_message_no)
 
     def _highest_epoch(self, pool_id: str) -> int:
-        if pool_id not in self._epochs and self._catalogues is not None:
-            self._epochs[pool_id] = self._catalogues.epoch(pool_id)
+        if pool_id not in self._epochs and self.catalogues is not None:
+            self._epochs[pool_id] = self.catalogues.epoch(pool_id)
         return self._epochs.get(pool_id, 0)
 
     def _catalogue(self, opening: OpenPool) -> Catalogue | None:
-        if self._catalogues is None:
+        if self.catalogues is None:
             return None
-        return self._catalogues.open(opening, BlockHasher(opening.block_size, self._settings.hash_secret).root)
+        return self.catalogues.open(opening, BlockHasher(opening.block_size, self._settings.hash_secret).root)
 
 
 class _Stream:
