@@ -59,7 +59,7 @@ class InputBatch:
         self.tables.reset()
 
     def apply(self, plan: StepPlan) -> None:
-        """Closes, opens and table deltas, in this order; of copies only the generations."""
+        """Closes, opens and table deltas, in this order."""
         for slot in plan.closed_slots:
             self.slots[slot] = None
             self.tables.clear(slot)
@@ -67,7 +67,6 @@ class InputBatch:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
         self.tables.append(plan.table_deltas)
-        self.tables.note_copies(plan.copies)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows as tensors. At least one row."""
