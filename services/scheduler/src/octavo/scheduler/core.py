@@ -40,7 +40,10 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
 
@@ -58,6 +61,8 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    min_shared_blocks: int = 4
+    num_explained_requests: int = 10_000
 
 
 @dataclass(slots=True)
@@ -78,6 +83,7 @@ class SchedulerCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.stats = SchedulerStats()
+        self.log = RequestLog(settings.num_explained_requests)
         self.model: ModelInfo | None = None
         self._settings = settings
         self._requests: dict[tuple[int, int], Request] = {}
@@ -142,7 +148,9 @@ class SchedulerCore:
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
+        self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
+        self.log.pool_is_back()
         for request in self._requests.values():
             self._rules.apply_to(request)
 
@@ -155,6 +163,7 @@ class SchedulerCore:
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
         self._forget_pool()
         for sequence in interrupted:
+            self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
             if sequence.is_aborted:
                 sequence.state = SequenceState.FINISHED
@@ -202,6 +211,7 @@ class SchedulerCore:
         except OctavoError as error:
             self.stats.num_failed_requests += 1
             self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
+            self.log.refused(submit, error)
             return
         request = Request(
             gateway_id=gateway_id,
@@ -284,7 +294,10 @@ class SchedulerCore:
             self._running[child.sequence_id] = child
             if child.is_aborted:
                 self._leave(child, SequenceState.FINISHED)
+            else:
+                self.log.runs(child)
         else:
+            self.log.waits(child, WaitCause.NO_BLOCKS)
             self._back_to_queue(child)
 
     def _on_admitted(self, admitted: Admitted) -> None:
@@ -297,6 +310,7 @@ class SchedulerCore:
                 sequence.num_told_tokens = len(sequence.token_ids)
                 sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
                 self._running[sequence.sequence_id] = sequence
+                self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
                 elif not request.has_started:
@@ -306,6 +320,7 @@ class SchedulerCore:
                     self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
             case Verdict.LATER:
                 self._allocatable_at_later = self._account.counts.allocatable
+                self.log.waits(sequence, WaitCause.of(admitted.wait_reason))
                 self._back_to_queue(sequence)
             case Verdict.NEVER:
                 self._back_to_queue(sequence)
@@ -345,6 +360,7 @@ class SchedulerCore:
             sequence.state = SequenceState.ADMITTING
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
+            self.log.asks(sequence)
             self._account.admit(sequence)
             backlog.append(len(sequence.token_ids))
 
@@ -359,6 +375,7 @@ class SchedulerCore:
             self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
             return
         self.stats.num_preemptions += 1
+        self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
         victim.num_preemptions += 1
         self._has_starved = False
         if victim.num_steps_in_flight:
@@ -425,6 +442,9 @@ class SchedulerCore:
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
         sequence.token_ids.append(token_id)
+        if sequence.awaits_token:
+            sequence.awaits_token = False
+            self.log.token_came(sequence)
         request = sequence.request
         self.stats.num_output_tokens += 1
         batch = self._batches.get(request.gateway_id) or self._batch(request.gateway_id)
@@ -457,6 +477,7 @@ class SchedulerCore:
         if not self._slots.num_free:
             self._waiting.push(child)
             return
+        self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
         self._forking[child.sequence_id] = child
         self._account.fork(leader, child, child.request.num_prompt_tokens)
@@ -464,15 +485,21 @@ class SchedulerCore:
     # Endings.
 
     def _new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
-        return Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        self.log.arrived(sequence)
+        return sequence
 
     def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
         sequence = request.live.pop(choice_index)
+        if sequence is not None:
+            goes_on = bool(request.live) and not request.has_fanned_out
+            self.log.choice_ended(sequence, ending.reason, goes_on=goes_on)
         self._batch(request.gateway_id).finished.append(
             ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
         )
         if not request.live:
             del self._requests[request.gateway_id, request.request_no]
+            self.log.ended(request)
             if not request.has_fanned_out:
                 sequence = request.leader
         elif not request.has_fanned_out:
@@ -494,6 +521,7 @@ class SchedulerCore:
 
     def _fail(self, request: Request, error: OctavoError) -> None:
         self.stats.num_failed_requests += 1
+        self.log.ended(request, error)
         del self._requests[request.gateway_id, request.request_no]
         sequences = {sequence for sequence in request.live.values() if sequence is not None}
         for sequence in sequences | ({request.leader} if not request.has_fanned_out else set()):
@@ -518,7 +546,17 @@ class SchedulerCore:
                     self._last_acknowledged, target, is_starving=self._has_starved
                 )
         outbox.batches, self._batches = self._batches, {}
+        if len(self._waiting):
+            self.log.head_waits(self._waiting.peek(), self._why_head_waits())
+        self.log.settle(now)
         return outbox
+
+    def _why_head_waits(self) -> WaitCause:
+        if not (self._is_running and self.has_kvmanager):
+            return WaitCause.POOL_LOST
+        if self._allocatable_at_later is not None:
+            return WaitCause.NO_BLOCKS
+        return WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
 
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
@@ -531,7 +569,13 @@ class SchedulerCore:
                 break
             self._last_launched += 1
             plan, step = launch(
-                self._last_launched, selection.rows, self._slots, self._copies, now, self._last_acknowledged
+                self._last_launched,
+                selection.rows,
+                self._slots,
+                self._copies,
+                self._sharing,
+                now,
+                acknowledged_step=self._last_acknowledged,
             )
             self._copies = []
             self._in_flight.append(step)

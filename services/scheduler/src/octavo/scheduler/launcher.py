@@ -11,6 +11,7 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 
 _RUNNING = SequenceState.RUNNING
 _NO_FLAG = int(RowFlag.NONE)
@@ -70,18 +71,21 @@ def launch(
     rows: list[tuple[Sequence, int]],
     slots: Slots,
     copies: list[BlockCopy],
+    sharing: SharingGroups,
     now: float,
-    acknowledged_step: int,
+    acknowledged_step: int = 0,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
     plan = StepPlan(
         step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, acknowledged_step=acknowledged_step
     )
+    for slot in plan.closed_slots:
+        sharing.close(slot)
     launched: list[LaunchedRow] = []
     all_flags, starts, input_ids = plan.flags, plan.starts, plan.token_ids
     for sequence, length in rows:
         if not sequence.is_open or sequence.num_sent_blocks < len(sequence.block_table):
-            _tell_worker(plan, sequence)
+            _tell_worker(plan, sequence, sharing)
         token_ids = sequence.token_ids
         start = sequence.num_launched_tokens
         end = start + length
@@ -103,6 +107,7 @@ def launch(
         launched.append((sequence, end, num_samples))
     plan.slots.extend([sequence.slot for sequence, _ in rows])
     plan.lengths.extend([length for _, length in rows])
+    plan.groups.extend(sharing.of_rows(plan.slots))
     return plan, LaunchedStep(step_id, launched, now)
 
 
@@ -123,10 +128,11 @@ def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[Block
     return kept
 
 
-def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
+def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> None:
     """Add what the worker does not know of the sequence's slot and table."""
     if not sequence.is_open:
         sequence.is_open = True
+        sharing.open(sequence.slot, sequence.block_table)
         params = sequence.request.params
         plan.opened_slots.append(
             OpenSlot(

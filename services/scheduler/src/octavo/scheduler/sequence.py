@@ -94,6 +94,8 @@ class Sequence:
     """Leading tokens that the KV manager knows."""
     num_published_blocks: int = 0
     num_preemptions: int = 0
+    awaits_token: bool = True
+    """It has given no token since it was new or got its blocks anew."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -132,4 +134,5 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
         self.num_steps_in_flight = 0
         self.is_open = False
+        self.awaits_token = True
         self.slot = -1
