@@ -89,11 +89,15 @@ class ScriptedWorker:
             assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
             self._slots[opened.slot] = _Slot(opened)
         old_generations = self._generations[:]
+        before = list(self._generations) if plan.copies else []
         renewed = self._apply_deltas(plan)
         for transfer in plan.transfers:
             if transfer.direction is TransferDirection.TO_HOST:
                 self._begin_to_host(transfer, old_generations)
         for copy in plan.copies:
+            assert copy.source_generation == before[copy.source_id], f"copy of an old block {copy.source_id}"
+            assert copy.target_generation >= self._generations[copy.target_id], f"copy to old block {copy.target_id}"
+            before[copy.target_id] = self._generations[copy.target_id] = copy.target_generation
             self._memory[copy.target_id] = list(self._memory[copy.source_id])
         for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size

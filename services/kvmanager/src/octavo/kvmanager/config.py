@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
@@ -30,6 +32,10 @@ class KvManagerConfig(ServiceConfig):
 
     min_host_hit_blocks: int = Field(default=1, ge=1)
     """Shorter runs of prefix blocks in host memory are computed again instead of restored."""
+
+    catalogue_dir: Path | None = None
+    """Folder for what every block holds, one file per pool, so that cached prefixes outlive a death of this process.
+    Best in memory (tmpfs). Unset: only blocks of running sequences are known again."""
 
     check_ledger: bool = False
     """Check the books of the pool after every message. Slow; for tests."""

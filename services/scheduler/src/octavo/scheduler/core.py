@@ -34,10 +34,20 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, SwappedIn, Verdict
+from octavo.common.messages.kv import (
+    Admitted,
+    BlockCopy,
+    DeclarePool,
+    Forked,
+    KvReply,
+    KvRequest,
+    SwappedIn,
+    Transfer,
+    Verdict,
+)
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
-from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
+from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import has_prefill_backlog
 from octavo.scheduler.preemption import Preemption, PreemptionSettings
 from octavo.scheduler.queues import Slots, WaitingQueue
@@ -97,6 +107,9 @@ class SchedulerCore:
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
         self._now = 0.0
+        self.has_worker = self.has_kvmanager = True
+        """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
+        the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -109,6 +122,8 @@ class SchedulerCore:
         """For the next plan, whatever it runs. A source may have a new owner already, but that one comes with the same
         reply or a later one, so its rows are in that plan or a later one, and copies come before rows."""
         self._last_launched = self._last_acknowledged = 0
+        self._barrier_step = 0
+        """A step without rows, with whose result all transfers of an earlier KV manager have ended."""
         self._has_starved = False
         self._allocatable_at_later: int | None = None
         self._stall_cause: str | None = None
@@ -177,6 +192,48 @@ class SchedulerCore:
                 sequence.state = SequenceState.FINISHED
             else:
                 self._waiting.push(sequence)
+
+    def declare(self) -> DeclarePool:
+        """What a KV manager must be told that knows nothing of the pool, which is as it was.
+
+        Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
+        """
+        self.stats.num_declarations += 1
+        self._forget_swapped()
+        for sequence in list(self._admitting.values()):
+            self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
+        self._allocatable_at_later = None
+        for fork in list(self._account.open_forks.values()):
+            parent = self._running.get(fork.parent_id)
+            if parent is None or parent.num_computed_tokens < fork.num_tokens:
+                del self._account.open_forks[fork.child_id]
+                self._on_forked(Forked(fork.child_id, Verdict.LATER))
+        return self._account.declare(
+            self._running.values(),
+            max(self._last_launched, self._barrier_step),
+            self._last_acknowledged,
+            publishes=self._settings.prefix_cache,
+        )
+
+    def _forget_swapped(self) -> None:
+        """What host memory holds is lost with the KV manager that knew it."""
+        for sequence in list(self._swapping):
+            if sequence.slot >= 0:
+                self._slots.give_back(sequence.slot, is_open=False)
+            self.log.waits(sequence, WaitCause.BEHIND_OTHERS)
+            sequence.drop_table()
+            if sequence.is_aborted:
+                sequence.state = SequenceState.FINISHED
+            else:
+                self.stats.num_preemptions_by_kind["overdue"] += 1
+                self._waiting.push(sequence)
+        if self._swapping.forget():
+            self._barrier_step = self._last_launched + 1
+
+    def restart_step_clock(self, now: float) -> None:
+        """The worker is back: the time of its steps on their way counts from now."""
+        for step in self._in_flight:
+            step.launched_at = now
 
     def fail_all(self, error: OctavoError) -> None:
         """End every request in `error`."""
@@ -461,6 +518,8 @@ class SchedulerCore:
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         del self._running[sequence.sequence_id]
+        if self._copies:
+            self._copies = without_targets(self._copies, sequence.block_table)
         self._account.release(sequence, self._last_launched)
         self._slots.give_back(sequence.slot, sequence.is_open)
         if state is SequenceState.WAITING:
@@ -505,7 +564,8 @@ class SchedulerCore:
 
     def _take_measures(self, step: LaunchedStep, result: StepResult) -> None:
         """What the step tells of rates, and of copies that sequences wait for."""
-        ready, num_copied = self._swapping.on_finished(result.finished_transfers)
+        finished = result.finished_transfers if result.step_id > self._barrier_step else []
+        ready, num_copied = self._swapping.on_finished(finished)
         self._preemption.cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
         for sequence in ready:
             self._run(sequence)
@@ -624,15 +684,17 @@ class SchedulerCore:
         outbox = Outbox()
         self._now = now
         if self._is_running:
-            for sequence in self._preemption.overdue(now):
-                self.stats.num_preemptions_by_kind["overdue"] += 1
-                self._requeue_swapped(sequence)
-            self._launch(outbox.plans, now)
-            self._admit_waiting()
-            target = self._settings.credits_per_sequence * len(self._running)
-            outbox.kv_request = self._account.take_request(
-                self._last_acknowledged, target, is_starving=self._has_starved
-            )
+            if self.has_worker:
+                self._launch(outbox.plans, now)
+            if self.has_kvmanager:
+                for sequence in self._preemption.overdue(now):
+                    self.stats.num_preemptions_by_kind["overdue"] += 1
+                    self._requeue_swapped(sequence)
+                self._admit_waiting()
+                target = self._settings.credits_per_sequence * len(self._running)
+                outbox.kv_request = self._account.take_request(
+                    self._last_acknowledged, target, is_starving=self._has_starved
+                )
         outbox.batches, self._batches = self._batches, {}
         if len(self._waiting):
             self.log.head_waits(self._waiting.peek(), self._why_head_waits())
@@ -640,7 +702,7 @@ class SchedulerCore:
         return outbox
 
     def _why_head_waits(self) -> WaitCause:
-        if not self._is_running:
+        if not (self._is_running and self.has_kvmanager):
             return WaitCause.POOL_LOST
         if self._allocatable_at_later is not None:
             return WaitCause.NO_BLOCKS
@@ -649,22 +711,47 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
+            if self._barrier_step > self._last_launched:
+                self._launch_step([], [], plans, now)
+                continue
+            selection = self._select_rows()
+            if selection.num_starved and not self.has_kvmanager and self._recycle():
+                selection = self._select_rows()
             self._has_starved = selection.num_starved > 0
             if not selection.rows and not self._swapping.needs_plan(is_idle=not self._in_flight):
                 break
-            self._last_launched += 1
-            transfers = self._swapping.take_transfers()
-            plan, step = launch(
-                self._last_launched, selection.rows, self._slots, self._copies, self._sharing, now, transfers
-            )
-            self._copies = []
-            self._in_flight.append(step)
-            plans.append(plan)
-        if self._has_starved and self._account.is_dry:
+            self._launch_step(selection.rows, self._swapping.take_transfers(), plans, now)
+        if self._has_starved and self._account.is_dry and self.has_kvmanager:
             self._preempt_one()
         if has_room:
             self._note_stall(launched=bool(plans), now=now)
+
+    def _launch_step(
+        self, rows: list[tuple[Sequence, int]], transfers: list[Transfer], plans: list[StepPlan], now: float
+    ) -> None:
+        self._last_launched += 1
+        plan, step = launch(
+            self._last_launched,
+            rows,
+            self._slots,
+            self._copies,
+            self._sharing,
+            now,
+            acknowledged_step=self._last_acknowledged,
+            transfers=transfers,
+        )
+        self._copies = []
+        self._in_flight.append(step)
+        plans.append(plan)
+
+    def _recycle(self) -> bool:
+        holding = [*self._running.values(), *self._swapping]
+        num_made = self._account.recycle(self._last_acknowledged, holding)
+        self.stats.num_recycled_blocks += num_made
+        return num_made > 0
+
+    def _select_rows(self) -> Selection:
+        return select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
 
     def _note_stall(self, *, launched: bool, now: float) -> None:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""

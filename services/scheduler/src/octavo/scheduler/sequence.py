@@ -98,6 +98,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     num_sent_blocks: int = 0
+    num_given_blocks: int = 0
+    """Leading blocks of the table that came with its admission or fork; later ones were credits."""
 
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
@@ -149,6 +151,7 @@ class Sequence:
         """The KV manager has given a table in which `num_computed_tokens` positions are filled."""
         self.block_table, self.generations = list(block_ids), list(generations)
         self.num_sent_blocks = 0
+        self.num_given_blocks = len(block_ids)
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.num_tokens_at_start = len(self.token_ids)
@@ -157,6 +160,7 @@ class Sequence:
     def leave_device(self, num_kept_blocks: int, now: float) -> None:
         """The slot and all blocks but the leading `num_kept_blocks` are gone, what they held is kept."""
         self.block_table, self.generations = self.block_table[:num_kept_blocks], self.generations[:num_kept_blocks]
+        self.num_given_blocks = min(self.num_given_blocks, num_kept_blocks)
         self.num_sent_blocks = 0
         self.is_open = False
         self.slot = -1
@@ -166,6 +170,7 @@ class Sequence:
     def return_to_device(self, block_ids: tuple[int, ...], generations: tuple[int, ...]) -> None:
         """A table that holds, or is about to hold, all that was computed before."""
         self.block_table, self.generations = list(block_ids), list(generations)
+        self.num_given_blocks = len(block_ids)
         self.num_tokens_at_start = len(self.token_ids)
         self.awaits_token = True
 

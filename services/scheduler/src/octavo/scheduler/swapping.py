@@ -196,6 +196,15 @@ class Swapping:
             self._slots.give_back(sequence.slot, is_open=False)
         return True
 
+    def forget(self) -> bool:
+        """Everything, without a word to the KV manager. Whether the worker is still at transfers."""
+        is_at_work = len(self._num_blocks_open) > len(self._transfers)
+        for place in (self._leaving, self._swapped, self._arriving):
+            place.clear()
+        self._asked = self._allocatable_at_later = None
+        self._transfers, self._num_blocks_open, self._awaited = [], {}, {}
+        return is_at_work
+
     def overdue(self, before: float) -> list[Sequence]:
         """SWAPPED sequences that left the device before that time."""
         return [sequence for sequence in self._swapped.values() if sequence.left_at < before]
