@@ -127,7 +127,8 @@ class CatalogueFolder:
                 return Catalogue(mapping, opening, is_restored=True)
         # A new file, since a pool of this process may still have the old one mapped.
         fresh = path.with_suffix(".new")
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(_HEADER.pack(_MAGIC, opening.epoch, *life))
             file.truncate(size)
         fresh.replace(path)
@@ -136,7 +137,7 @@ class CatalogueFolder:
     def _lock(self, pool_id: str) -> None:
         if pool_id in self._locks:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._path(pool_id).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
