@@ -25,7 +25,7 @@ from octavo.common.messages.kv import (
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.pool import Pool, PoolSettings
 from octavo.kvmanager.transfers import Purpose
-from test_pool_machine import BLOCK_SIZE, Content, PoolMachine, Row, Sequence
+from support.pool_machine import BLOCK_SIZE, Content, PoolMachine, Row, Sequence
 
 TO_HOST = TransferDirection.TO_HOST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -118,8 +119,10 @@ class CudaTransfers(BlockTransfers):
     def __init__(self, pool: Tensor, num_host_blocks: int) -> None:
         shape = (num_host_blocks, *pool.shape[1:])
         super().__init__(pool, torch.empty(shape, dtype=pool.dtype, pin_memory=num_host_blocks > 0))
-        self._stream = torch.cuda.Stream(pool.device)
+        self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
         self._running: list[_Running] = []
+        self._lock = threading.Lock()
+        """One thread launches, another one waits for results."""
 
     def to_host(self, transfers: Sequence[Transfer]) -> None:
         for transfer in transfers:
@@ -135,25 +138,30 @@ class CudaTransfers(BlockTransfers):
         self, transfer: Transfer, target: Tensor, target_ids: Sequence[int], source: Tensor, source_ids: Sequence[int]
     ) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             began.record(self._stream)
             for target_id, source_id in zip(target_ids, source_ids, strict=True):
                 target[target_id].copy_(source[source_id], non_blocking=True)
             ended.record(self._stream)
-        self._running.append(_Running(transfer.transfer_id, frozenset(transfer.device_ids), began, ended))
+        with self._lock:
+            self._running.append(_Running(transfer.transfer_id, frozenset(transfer.device_ids), began, ended))
 
     def before_compute(self, block_ids: Iterable[int]) -> None:
+        if not self._running:
+            return
         touched = set(block_ids)
-        for running in self._running:
+        for running in tuple(self._running):
             if not running.device_ids.isdisjoint(touched):
                 torch.cuda.current_stream(self._pool.device).wait_event(running.ended)
 
     def finished(self, *, wait: bool) -> FinishedTransfers:
         if wait:
             self._stream.synchronize()
-        done = [running for running in self._running if running.ended.query()]
-        self._running = [running for running in self._running if running not in done]
+        with self._lock:
+            done = [running for running in self._running if running.ended.query()]  # type: ignore[no-untyped-call]
+            self._running = [running for running in self._running if running not in done]
         copy_ms = sum(running.began.elapsed_time(running.ended) for running in done)
         return FinishedTransfers([running.transfer_id for running in done], int(copy_ms * 1000))
 

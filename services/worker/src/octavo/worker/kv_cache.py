@@ -8,6 +8,7 @@ import torch
 
 from octavo.common.messages.kv import BlockCopy
 from octavo.worker.block_transfers import new_transfers
+from octavo.worker.config import WorkerConfig
 from octavo.worker.free_memory import free_host_bytes
 from octavo.worker.models.config import ModelConfig
 
@@ -48,11 +49,8 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * dtype.itemsize
 
 
-def default_kv_cache_bytes(device: torch.device, most_useful: int) -> int:
-    """A size that leaves room for everything else: never more than `most_useful` bytes."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return min(most_useful, int(0.85 * free))
+def default_kv_cache_bytes(most_useful: int) -> int:
+    """A size on a CPU that leaves room for everything else: never more than `most_useful` bytes."""
     limit = min(DEFAULT_MAX_BYTES, int(DEFAULT_SHARE_OF_FREE_MEMORY * free_host_bytes()))
     return min(most_useful, limit)
 
@@ -61,3 +59,13 @@ def default_host_cache_bytes(pool_bytes: int) -> int:
     """As much as the pool has, within a share of what the machine has left beside the pool."""
     share = int(DEFAULT_SHARE_OF_FREE_MEMORY * max(0, free_host_bytes() - pool_bytes))
     return min(pool_bytes, DEFAULT_MAX_HOST_BYTES, share)
+
+
+def num_host_blocks_of(config: WorkerConfig, num_blocks: int, bytes_each: int) -> int:
+    """Blocks of host memory beside a pool of `num_blocks` blocks, as the settings say."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    host_bytes = config.host_cache_bytes
+    if host_bytes is None:
+        host_bytes = default_host_cache_bytes(num_blocks * bytes_each)
+    return host_bytes // bytes_each

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.common.messages.kv import TransferDirection
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.attention import AttentionBackend
-from octavo.worker.block_transfers import NO_TRANSFERS, FinishedTransfers
+from octavo.worker.block_transfers import NO_TRANSFERS, BlockTransfers, FinishedTransfers
 from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.plan_check import check_plan
 from octavo.worker.sampler import sample
-from octavo.worker.transfer_check import check_transfers
+from octavo.worker.transfer_check import check_transfers, move_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,79 +29,82 @@ class StepSamples:
     """Copies that have ended since the last step."""
 
 
-class ModelRunner:
-    """Owns the model, the pool and the slots."""
+class LaunchedStep(ABC):
+    """A step on its way."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        kv_cache: KvCache,
-        attention: AttentionBackend,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-    ) -> None:
-        self.model = model
-        self.limits = StepLimits(
-            num_blocks=kv_cache.num_blocks,
-            block_size=kv_cache.block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vocab_size=model.config.vocab_size,
-        )
-        self._kv_cache = kv_cache
-        self._attention = attention
-        self._batch = InputBatch(self.limits, model.device)
+    @abstractmethod
+    def wait(self) -> StepSamples:
+        """Block until the step has ended. Any thread may wait, once for each step, in the order of launches."""
 
     @property
-    def num_open_slots(self) -> int:
-        return sum(opened is not None for opened in self._batch.slots)
+    @abstractmethod
+    def measured_s(self) -> tuple[float, float]:
+        """Seconds that the device was idle before the step and busy with it, by its own clock. After `wait`."""
 
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep(LaunchedStep):
+    """A step that ended when its launch returned."""
+
+    samples: StepSamples
+
+    def wait(self) -> StepSamples:
+        """See LaunchedStep."""
+        return self.samples
+
+    @property
+    def measured_s(self) -> tuple[float, float]:
+        """Nothing is known: whoever launched the step has waited for it."""
+        return 0.0, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepWithTransfers(LaunchedStep):
+    """A step, and the transfers that have ended with it."""
+
+    step: LaunchedStep
+    transfers: BlockTransfers
+    waits: bool
+    """For all that have begun."""
+
+    def wait(self) -> StepSamples:
+        """See LaunchedStep."""
+        return replace(self.step.wait(), transfers=self.transfers.finished(wait=self.waits))
+
+    @property
+    def measured_s(self) -> tuple[float, float]:
+        """See LaunchedStep."""
+        return self.step.measured_s
+
+
+class Runner(ABC):
+    """Runs plans in order."""
+
+    limits: StepLimits
+    is_asynchronous = False
+    """A launch returns before the step has ended."""
+
+    @property
+    @abstractmethod
+    def num_open_slots(self) -> int:
+        """Slots that hold a sequence."""
+
+    @property
+    @abstractmethod
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory."""
+
+    @abstractmethod
     def reset(self) -> None:
         """Close all slots; the contents of pool and host memory count as lost."""
-        self._kv_cache.transfers.finished(wait=True)
-        self._batch.reset()
 
-    @property
-    def num_host_blocks(self) -> int:
-        return self._kv_cache.transfers.num_host_blocks
+    @abstractmethod
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begin one step. Raises ProtocolError, or a subclass, before anything has changed."""
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepSamples:
-        """Run one step. Raises ProtocolError, or a subclass, before anything has changed."""
-        check_plan(plan, self._batch)
-        check_transfers(plan, self._batch.tables, self._kv_cache.transfers.num_host_blocks)
-        self._batch.apply(plan)
-        self._move_blocks(plan)
-        samples = self._compute(plan)
-        # A plan without rows is there to wait for the copies.
-        return replace(samples, transfers=self._kv_cache.transfers.finished(wait=not plan.slots))
-
-    def _move_blocks(self, plan: StepPlan) -> None:
-        transfers = self._kv_cache.transfers
-        to_device = [one for one in plan.transfers if one.direction is TransferDirection.TO_DEVICE]
-        transfers.to_host([one for one in plan.transfers if one.direction is TransferDirection.TO_HOST])
-        copied_ids = [copy.target_id for copy in plan.copies]
-        transfers.before_compute(chain(copied_ids, *(delta.block_ids for delta in plan.table_deltas)))
-        self._kv_cache.copy_blocks(plan.copies)
-        transfers.to_device(to_device)
-        for transfer in to_device:
-            for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
-                self._batch.tables.renew(block_id, generation)
-
-    def _compute(self, plan: StepPlan) -> StepSamples:
-        if not plan.slots:
-            return StepSamples([], [])
-        inputs = self._batch.inputs(plan)
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._attention.prepare(inputs.attention))
-        if not inputs.draws:
-            return StepSamples([], [])
-        logits = self.model.logits(hidden.index_select(0, inputs.sampled_tokens))
-        sampled = sample(logits, inputs.draws)
-        self._batch.keep_sampled(inputs, sampled.first_of_draw)
-        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs)
+        """Launch one step and wait for it."""
+        return self.launch(plan).wait()
 
     def warm_up(self) -> None:
         """Run a prefill chunk and a decode, so that nothing runs for the first time in a served step. Then reset."""
@@ -132,3 +134,71 @@ class ModelRunner:
                 )
             )
         self.reset()
+
+
+class ModelRunner(Runner):
+    """The runner of any device; a launch returns when the step has ended. Owns the model, the pool and the slots."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KvCache,
+        attention: AttentionBackend,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self.model = model
+        self.limits = StepLimits(
+            num_blocks=kv_cache.num_blocks,
+            block_size=kv_cache.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=model.config.vocab_size,
+        )
+        self._kv_cache = kv_cache
+        self._attention = attention
+        self._batch = InputBatch(self.limits, model.device)
+
+    @property
+    def num_open_slots(self) -> int:
+        """See Runner."""
+        return sum(opened is not None for opened in self._batch.slots)
+
+    def reset(self) -> None:
+        """See Runner."""
+        self._kv_cache.transfers.finished(wait=True)
+        self._batch.reset()
+
+    @property
+    def num_host_blocks(self) -> int:
+        """See Runner."""
+        return self._kv_cache.transfers.num_host_blocks
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See Runner."""
+        return FinishedStep(self._run(plan))
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepSamples:
+        check_plan(plan, self._batch)
+        check_transfers(plan, self._batch.tables, self.num_host_blocks)
+        self._batch.apply(plan)
+        move_blocks(plan, self._kv_cache.transfers, self._batch.tables, self._kv_cache.copy_blocks)
+        samples = self._compute(plan)
+        # A plan without rows is there to wait for the copies.
+        return replace(samples, transfers=self._kv_cache.transfers.finished(wait=not plan.slots))
+
+    def _compute(self, plan: StepPlan) -> StepSamples:
+        if not plan.slots:
+            return StepSamples([], [])
+        inputs = self._batch.inputs(plan)
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._attention.prepare(inputs.attention))
+        if not inputs.draws:
+            return StepSamples([], [])
+        logits = self.model.logits(hidden.index_select(0, inputs.sampled_tokens))
+        sampled = sample(logits, inputs.draws)
+        self._batch.keep_sampled(inputs, sampled.first_of_draw)
+        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs)

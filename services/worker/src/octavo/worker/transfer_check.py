@@ -1,13 +1,15 @@
-"""Checks the transfers of a plan before any of it runs."""
+"""Checks the transfers of a plan before any of it runs, and makes them in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from octavo.common.errors import ProtocolError, StaleBlockError
-from octavo.common.messages.kv import Transfer, TransferDirection
+from octavo.common.messages.kv import BlockCopy, Transfer, TransferDirection
 from octavo.common.messages.step import StepPlan
 from octavo.worker.block_tables import BlockTables
+from octavo.worker.block_transfers import BlockTransfers
 
 
 def check_transfers(plan: StepPlan, tables: BlockTables, num_host_blocks: int) -> None:
@@ -33,6 +35,24 @@ def check_transfers(plan: StepPlan, tables: BlockTables, num_host_blocks: int) -
                 raise StaleBlockError(
                     f"transfer {transfer.transfer_id} fills block {block_id}, which stands in a live table"
                 )
+
+
+def move_blocks(
+    plan: StepPlan,
+    transfers: BlockTransfers,
+    tables: BlockTables,
+    copy_blocks: Callable[[Sequence[BlockCopy]], None],
+) -> None:
+    """Begin the plan's transfers and make its copies, in their order. The plan has been checked, its deltas applied."""
+    to_device = [one for one in plan.transfers if one.direction is TransferDirection.TO_DEVICE]
+    transfers.to_host([one for one in plan.transfers if one.direction is TransferDirection.TO_HOST])
+    copied_ids = [copy.target_id for copy in plan.copies]
+    transfers.before_compute(chain(copied_ids, *(delta.block_ids for delta in plan.table_deltas)))
+    copy_blocks(plan.copies)
+    transfers.to_device(to_device)
+    for transfer in to_device:
+        for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
+            tables.renew(block_id, generation)
 
 
 def _check_shape(transfer: Transfer, num_blocks: int, num_host_blocks: int) -> None:
