@@ -33,6 +33,10 @@ class BlockKey(NamedTuple):
     """The bytes that were hashed. They are compared on a hit, so that equal digests alone share nothing."""
 
 
+def digest_of(key: BlockKey) -> bytes:
+    return key.digest
+
+
 def sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 

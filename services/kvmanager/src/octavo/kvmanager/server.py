@@ -38,6 +38,7 @@ class KvManagerServer:
         self.stats = KvStats()
         self._settings = settings
         self._leases: dict[str, _Lease] = {}
+        self._num_lives = 0
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
 
@@ -67,6 +68,8 @@ class KvManagerServer:
         if opening.epoch < highest:
             raise StaleEpochError(f"epoch {opening.epoch} of pool {opening.pool_id!r}; it has seen {highest}")
         pool = Pool(opening, self._settings, self.stats)
+        self._num_lives += 1
+        pool.blocks.events.life = (self.boot_epoch + self._num_lives) % 2**64
         replaced = self._leases.get(opening.pool_id)
         self._epochs[opening.pool_id] = opening.epoch
         self._leases[opening.pool_id] = _Lease(pool, stream)
