@@ -130,7 +130,7 @@ async def test_a_pool_is_looked_at_and_watched_by_calls(tmp_path: Path) -> None:
         assert batch.events[1].parent_digest == batch.events[0].digest
         events.cancel()
         blocks = await stub.GetPoolMap(kvmanager_service_pb2.GetPoolMapRequest())
-        assert blocks.states == bytes([2, 2, 2, 0, 0, 0, 0, 0])  # the credits came back with message 2
+        assert blocks.states == bytes([2, 2, 2, 1, 1, 0, 0, 0])
         assert unpack_int64(blocks.owners) == [3, 3, 3, 0, 0, 0, 0, 0]
         tables = await stub.ListTables(kvmanager_service_pb2.ListTablesRequest())
         assert [(table.sequence_id, table.num_known_tokens) for table in tables.tables] == [(3, 40)]
