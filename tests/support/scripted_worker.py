@@ -63,8 +63,12 @@ class ScriptedWorker:
         for opened in plan.opened_slots:
             assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
             self._slots[opened.slot] = _Slot(opened)
+        before = list(self._generations) if plan.copies else []
         renewed = self._apply_deltas(plan)
         for copy in plan.copies:
+            assert copy.source_generation == before[copy.source_id], f"copy of an old block {copy.source_id}"
+            assert copy.target_generation >= self._generations[copy.target_id], f"copy to old block {copy.target_id}"
+            before[copy.target_id] = self._generations[copy.target_id] = copy.target_generation
             self._memory[copy.target_id] = list(self._memory[copy.source_id])
         for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size

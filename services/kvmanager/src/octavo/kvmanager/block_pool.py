@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.block_hash import BlockKey, digest_of
+from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from octavo.kvmanager.stats import KvStats
 
@@ -39,13 +40,14 @@ class BlockPool:
     is acknowledged. A block's generation rises each time it is handed out as new: (block, generation) names one use.
     """
 
-    def __init__(self, num_blocks: int, stats: KvStats | None = None) -> None:
+    def __init__(self, num_blocks: int, stats: KvStats | None = None, catalogue: Catalogue | None = None) -> None:
         self.num_blocks = num_blocks
         self.stats = stats or KvStats()
         self.acknowledged_step = 0
         self.states = [BlockState.FREE] * num_blocks
         self.ref_counts = [0] * num_blocks
-        self.generations = [0] * num_blocks
+        self.generations = [0] * num_blocks if catalogue is None else catalogue.generations
+        self._catalogue = catalogue
         self.fences = [0] * num_blocks
         self.keys: list[BlockKey | None] = [None] * num_blocks
         self.parents: list[BlockKey | None] = [None] * num_blocks
@@ -138,6 +140,8 @@ class BlockPool:
             self.keys[block_id] = key
             self.digest_to_block[key.digest] = block_id
             self.parents[block_id] = parent
+            if self._catalogue is not None:
+                self._catalogue.put(block_id, key)
             if self.events.is_recording:
                 parent_digest = b"" if parent is None else digest_of(parent)
                 self.events.record(PoolEvent(EventKind.STORED, Tier.DEVICE, block_id, digest_of(key), parent_digest))
@@ -176,6 +180,22 @@ class BlockPool:
         while self._fences_closed and self._fences_closed[0] <= step:
             for block_id in self._quarantine.pop(heapq.heappop(self._fences_closed)):
                 self._leave_quarantine(block_id)
+
+    def take_over(self, holders: Mapping[int, int], granted: Set[int], fence: int) -> None:
+        """Divide a fresh pool: `holders` counts references by block, `granted` are credits, the rest is quarantined
+        until step `fence` is acknowledged. Generations and keys are already those of the pool."""
+        self.free.clear()
+        for block_id in reversed(range(self.num_blocks)):
+            if block_id in holders:
+                self.states[block_id] = BlockState.ACTIVE
+                self.ref_counts[block_id] = holders[block_id]
+                self._num_active += 1
+            elif block_id in granted:
+                self.states[block_id] = BlockState.GRANTED
+                self.granted.add(block_id)
+            else:
+                self.fences[block_id] = fence
+                self._retire(block_id)
 
     def _leave_quarantine(self, block_id: int) -> None:
         # A hit may have made the block active since this entry was made, and a later release may have brought it back

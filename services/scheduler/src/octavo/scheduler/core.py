@@ -34,10 +34,10 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import Admitted, BlockCopy, DeclarePool, Forked, KvReply, KvRequest, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
-from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
+from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
 from octavo.scheduler.request_log import RequestLog
@@ -92,6 +92,9 @@ class SchedulerCore:
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
+        self.has_worker = self.has_kvmanager = True
+        """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
+        the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -166,6 +169,32 @@ class SchedulerCore:
                 sequence.state = SequenceState.FINISHED
             else:
                 self._waiting.push(sequence)
+
+    def declare(self) -> DeclarePool:
+        """What a KV manager must be told that knows nothing of the pool, which is as it was.
+
+        Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
+        """
+        self.stats.num_declarations += 1
+        for sequence in list(self._admitting.values()):
+            self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
+        self._allocatable_at_later = None
+        for fork in list(self._account.open_forks.values()):
+            parent = self._running.get(fork.parent_id)
+            if parent is None or parent.num_computed_tokens < fork.num_tokens:
+                del self._account.open_forks[fork.child_id]
+                self._on_forked(Forked(fork.child_id, Verdict.LATER))
+        return self._account.declare(
+            self._running.values(),
+            self._last_launched,
+            self._last_acknowledged,
+            publishes=self._settings.prefix_cache,
+        )
+
+    def restart_step_clock(self, now: float) -> None:
+        """The worker is back: the time of its steps on their way counts from now."""
+        for step in self._in_flight:
+            step.launched_at = now
 
     def fail_all(self, error: OctavoError) -> None:
         """End every request in `error`."""
@@ -357,6 +386,8 @@ class SchedulerCore:
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         del self._running[sequence.sequence_id]
+        if self._copies:
+            self._copies = without_targets(self._copies, sequence.block_table)
         self._account.release(sequence, self._last_launched)
         self._slots.give_back(sequence.slot, sequence.is_open)
         if state is SequenceState.WAITING:
@@ -506,12 +537,14 @@ class SchedulerCore:
         """Launch what can be launched, and collect what is to be sent. Call it after every event."""
         outbox = Outbox()
         if self._is_running:
-            self._launch(outbox.plans, now)
-            self._admit_waiting()
-            target = self._settings.credits_per_sequence * len(self._running)
-            outbox.kv_request = self._account.take_request(
-                self._last_acknowledged, target, is_starving=self._has_starved
-            )
+            if self.has_worker:
+                self._launch(outbox.plans, now)
+            if self.has_kvmanager:
+                self._admit_waiting()
+                target = self._settings.credits_per_sequence * len(self._running)
+                outbox.kv_request = self._account.take_request(
+                    self._last_acknowledged, target, is_starving=self._has_starved
+                )
         outbox.batches, self._batches = self._batches, {}
         if len(self._waiting):
             self.log.head_waits(self._waiting.peek(), self._why_head_waits())
@@ -519,7 +552,7 @@ class SchedulerCore:
         return outbox
 
     def _why_head_waits(self) -> WaitCause:
-        if not self._is_running:
+        if not (self._is_running and self.has_kvmanager):
             return WaitCause.POOL_LOST
         if self._allocatable_at_later is not None:
             return WaitCause.NO_BLOCKS
@@ -528,19 +561,37 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
+            selection = self._select_rows()
+            if selection.num_starved and not self.has_kvmanager and self._recycle():
+                selection = self._select_rows()
             self._has_starved = selection.num_starved > 0
             if not selection.rows:
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, self._sharing, now)
+            plan, step = launch(
+                self._last_launched,
+                selection.rows,
+                self._slots,
+                self._copies,
+                self._sharing,
+                now,
+                acknowledged_step=self._last_acknowledged,
+            )
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)
-        if self._has_starved and self._account.is_dry:
+        if self._has_starved and self._account.is_dry and self.has_kvmanager:
             self._preempt_one()
         if has_room:
             self._note_stall(launched=bool(plans), now=now)
+
+    def _recycle(self) -> bool:
+        num_made = self._account.recycle(self._last_acknowledged, self._running.values())
+        self.stats.num_recycled_blocks += num_made
+        return num_made > 0
+
+    def _select_rows(self) -> Selection:
+        return select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
 
     def _note_stall(self, *, launched: bool, now: float) -> None:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""
