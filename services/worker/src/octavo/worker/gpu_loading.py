@@ -11,7 +11,7 @@ import torch
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.gpu_runner import GpuRunner
-from octavo.worker.kv_cache import KvCache, block_bytes, num_host_blocks_of
+from octavo.worker.kv_cache import KvCache, block_bytes
 from octavo.worker.memory_plan import GIB, MemoryPlan
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError
@@ -32,8 +32,7 @@ def load_gpu_runner(config: WorkerConfig, decoder: Decoder, max_model_len: int, 
     num_blocks = _num_blocks(config, model, max_model_len, plan)
     pool_bytes = num_blocks * block_bytes(model.config, config.block_size, model.dtype)
     log.info("GPU memory planned", plan=plan.describe(), num_blocks=num_blocks, kv_pool_gib=round(pool_bytes / GIB, 1))
-    num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, model.dtype))
-    runner = _runner(config, model, max_model_len, num_blocks, num_host_blocks)
+    runner = _runner(config, model, max_model_len, num_blocks)
     started = time.perf_counter()
     runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
     torch.cuda.empty_cache()
@@ -41,12 +40,10 @@ def load_gpu_runner(config: WorkerConfig, decoder: Decoder, max_model_len: int, 
     return runner
 
 
-def _runner(
-    config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int, num_host_blocks: int = 0
-) -> GpuRunner:
+def _runner(config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int) -> GpuRunner:
     return GpuRunner(
         model,
-        KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_host_blocks),
+        KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,

@@ -32,12 +32,11 @@ from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.model_runner import LaunchedStep, Runner, StepWithTransfers
+from octavo.worker.model_runner import LaunchedStep, Runner
 from octavo.worker.models.gpu_decoder import GpuDecoder, cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
 from octavo.worker.step_buffer import Int32Array, StepBuffer
-from octavo.worker.transfer_check import check_transfers, move_blocks
 
 NUM_PINNED = 6
 """Steps whose inputs may be on their way: the deepest pipeline, and some to spare."""
@@ -72,7 +71,6 @@ class GpuRunner(Runner):
         )
         group = config.num_heads // config.num_kv_heads
         self._batch = GpuBatch(self.limits, config.num_kv_heads, queries_per_tile(group, config.head_dim), device)
-        self._transfers = kv_cache.transfers
         self._pool_words = kv_cache.pool.view(kv_cache.num_blocks, -1).view(torch.int32)
         self._attention = TritonAttention(
             kv_cache.pool,
@@ -107,13 +105,7 @@ class GpuRunner(Runner):
 
     def reset(self) -> None:
         """See Runner."""
-        self._transfers.finished(wait=True)
         self._batch.reset()
-
-    @property
-    def num_host_blocks(self) -> int:
-        """See Runner."""
-        return self._transfers.num_host_blocks
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> None:
@@ -146,14 +138,10 @@ class GpuRunner(Runner):
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See Runner."""
         check_plan(plan, self._batch)
-        check_transfers(plan, self._batch.tables, self.num_host_blocks)
         self._results.begin()
         places, block_ids = self._batch.apply_on_host(plan)
         self._append(places, block_ids)
-        move_blocks(plan, self._transfers, self._batch.tables, self._copy_blocks)
-        return StepWithTransfers(self._launch_rows(plan), self._transfers, waits=not plan.slots)
-
-    def _launch_rows(self, plan: StepPlan) -> LaunchedStep:
+        self._copy_blocks(plan.copies)
         if not plan.slots:
             return self._results.end(0, None)
         bucket = self._bucket_for(plan)
