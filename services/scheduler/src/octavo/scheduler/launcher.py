@@ -61,9 +61,7 @@ def select_rows(
         num_left = sequence.num_tokens_to_launch
         if num_left > 1:
             prefills.append((sequence, num_left))
-        elif sequence.num_pending_samples and rules.is_at_length(
-            sequence, sequence.num_output_tokens + sequence.num_pending_samples
-        ):
+        elif num_left == 0 or (sequence.num_pending_samples and _must_wait(sequence, rules)):
             continue
         elif account.has_block_for(sequence, sequence.num_launched_tokens):
             rows.append((sequence, 1))
@@ -72,6 +70,13 @@ def select_rows(
     if prefills:
         rows += share_budget(prefills, max_num_batched_tokens - len(rows))
     return Selection(rows, num_starved)
+
+
+def _must_wait(sequence: Sequence, rules: StopRules) -> bool:
+    """Whether a sequence with a sample on its way can have no row before it is here."""
+    return sequence.is_host_fed or rules.is_at_length(
+        sequence, sequence.num_output_tokens + sequence.num_pending_samples
+    )
 
 
 def launch(
@@ -110,7 +115,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
     """Add what the worker does not know of the sequence's slot and table."""
     if not sequence.is_open:
         sequence.is_open = True
-        params = sequence.request.params
+        params, beams = sequence.request.params, sequence.request.beams
         plan.opened_slots.append(
             OpenSlot(
                 slot=sequence.slot,
@@ -119,7 +124,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
                 temperature=params.temperature,
                 top_p=params.top_p,
                 top_k=params.top_k,
-                num_logprobs=params.num_logprobs,
+                num_logprobs=params.num_logprobs if beams is None else beams.num_logprobs,
             )
         )
     num_sent = sequence.num_sent_blocks

@@ -16,6 +16,7 @@ from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, Pr
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
+    Forget,
     GatewayMessage,
     ModelInfo,
     SchedulerMessage,
@@ -59,6 +60,7 @@ class SchedulerServer:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_waiting=config.max_num_waiting,
                 max_num_choices=config.max_num_choices,
+                max_num_kept=config.max_num_kept,
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
@@ -102,6 +104,8 @@ class SchedulerServer:
                 self.core.on_submit(gateway_id, message)
             case Abort():
                 self.core.on_abort(gateway_id, message)
+            case Forget():
+                self.core.on_forget(message)
         self._advance()
 
     def _on_gateway_closed(self, gateway_id: int, error: OctavoError | None) -> None:
@@ -277,6 +281,7 @@ class SchedulerServer:
             done, _ = await asyncio.wait([self._lost], timeout=_WATCH_INTERVAL_S)
             if done:
                 return self._lost.result()
+            self._advance()
             now = time.monotonic()
             launched_at = self.core.oldest_launch_at
             if launched_at is not None and now - launched_at > self._config.step_timeout_s:

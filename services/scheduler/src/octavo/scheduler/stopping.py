@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.beam_search import BeamGroup
+from octavo.scheduler.sequence import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,18 @@ class StopRules:
         if self.is_at_length(sequence, sequence.num_output_tokens):
             return Ending(FinishReason.LENGTH)
         return None
+
+    def beam_group(self, request: Request) -> BeamGroup:
+        """A search with the same ends."""
+        params = request.params
+        own_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        return BeamGroup(
+            width=params.beam_width,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            ending_token_ids=own_ids.union(params.stop_token_ids),
+            max_output_tokens=min(params.max_tokens, self.max_model_len - request.num_prompt_tokens),
+        )
 
     def is_at_length(self, sequence: Sequence, num_output_tokens: int) -> bool:
         """Whether no token may follow after `num_output_tokens`."""
