@@ -56,6 +56,7 @@ class StepCluster:
         self.finished: dict[tuple[int, int], ChoiceFinished] = {}
         self.failed: dict[int, RequestFailed] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.prompt_tokens: dict[int, int] = {}
         self._request_nos = iter(range(1, 1_000_000))
         self.now = 0.0
         self.open()
@@ -161,6 +162,7 @@ class StepCluster:
         for started in batch.started:
             assert started.request_no not in self.cached_tokens
             self.cached_tokens[started.request_no] = started.num_cached_tokens
+            self.prompt_tokens[started.request_no] = started.num_prompt_tokens
         for token in batch.tokens:
             assert (token.request_no, token.choice_index) not in self.finished, "a token after the end"
             self.tokens.setdefault((token.request_no, token.choice_index), []).append(token.token_id)

@@ -55,27 +55,25 @@ def test_ending_ids_leave_their_place_to_the_next_candidates() -> None:
     assert group.answers[0].reason is FinishReason.STOP
 
 
+def search_with_a_bad_answer(**options: object) -> BeamGroup:
+    """Two steps after which the answers score -0.5 and -3.0, the best live beam -0.6."""
+    group = group_of(2, **options)
+    group.step([row(t5=-0.1, t0=-3.0, t6=-4.0)])
+    group.step([row(t0=-0.9, t7=-1.1), row(t8=-1.0, t9=-2.0)])
+    assert [round(answer.score, 6) for answer in group.answers] == [-0.5, -3.0]
+    return group
+
+
 def test_the_search_goes_on_while_a_live_beam_is_better_than_the_worst_answer() -> None:
-    group = group_of(1)
-    group.step([row(t0=-1.0, t6=-1.2)])
-    assert not group.is_over  # -1.2 for one token is worse than -1.0, but ...
-    assert outputs(group) == [[EOS]]
-
-
-def test_the_search_ends_when_no_live_beam_is_better() -> None:
-    better, worse = group_of(1), group_of(1)
-    better.step([row(t6=-0.5, t7=-4.0)])
-    better.step([row(t0=-0.1, t8=-0.2)])  # (-0.6) / 2 against (-0.7) / 2
-    assert better.is_over
-    worse.step([row(t6=-0.5, t0=-0.6)])
-    assert not worse.is_over
+    group = search_with_a_bad_answer()
+    assert not group.is_over
+    group.step([row(t0=-0.3, t1=-5.0), row(t1=-9.0, t2=-9.5)])
+    assert outputs(group) == [[5, EOS], [5, 7, EOS]]
+    assert group.is_over  # the best live beam is at -6.2 / 3
 
 
 def test_early_stopping_ends_with_as_many_answers_as_beams() -> None:
-    patient, hasty = group_of(1, length_penalty=-1.0), group_of(1, early_stopping=True)
-    for group in (patient, hasty):
-        group.step([row(t0=-0.1, t8=-5.0)])
-    assert hasty.is_over
+    assert search_with_a_bad_answer(early_stopping=True).is_over
 
 
 def test_the_last_place_ends_every_beam() -> None:
