@@ -111,6 +111,15 @@ def test_a_child_does_not_know_what_the_parent_is_told_later() -> None:
     assert pool.admit(4, tokens(0, 33)).num_cached_tokens == 32
 
 
+def test_a_fork_before_the_parents_published_blocks_publishes_its_own() -> None:
+    pool = DrivenPool(16)
+    pool.admit(1, tokens(0, 48))
+    pool.publish(1, 48)
+    pool.fork(1, 2, 20)
+    pool.publish(2, 32, tokens(80, 92))
+    assert pool.admit(3, (*tokens(0, 20), *tokens(80, 93))).num_cached_tokens == 32
+
+
 @pytest.mark.parametrize(
     ("fork", "complaint"),
     [

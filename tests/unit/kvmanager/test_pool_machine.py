@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +28,8 @@ from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
 
 BLOCK_SIZE = 4
+
+seeds = st.integers(0, 2**32 - 1)
 
 Content = tuple[bytes, tuple[int, ...]]
 """What K and V of a position depend on: the salt and all tokens up to it."""
@@ -74,7 +78,7 @@ class Step:
 class PoolMachine(RuleBasedStateMachine):
     """A scheduler and an in-order worker around one pool. Memory is followed position by position."""
 
-    @initialize(num_blocks=st.integers(1, 64), watermark=st.sampled_from([0.0, 0.1, 0.5]))
+    @initialize(num_blocks=st.integers(1, 12) | st.integers(1, 64), watermark=st.sampled_from([0.0, 0.1, 0.5]))
     def open(self, num_blocks: int, watermark: float) -> None:
         self.pool = Pool(OpenPool("group-0", 1, 1, num_blocks, BLOCK_SIZE), PoolSettings(watermark))
         self.num_blocks = num_blocks
@@ -94,35 +98,49 @@ class PoolMachine(RuleBasedStateMachine):
 
     # What the scheduler does
 
+    @precondition(lambda self: len(self.waiting) < 4)
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20) | st.lists(st.just(0), min_size=1, max_size=40),
+        prompt=st.integers(1, 40).map(lambda length: [0] * length)
+        | st.lists(st.integers(0, 1), min_size=1, max_size=20),
         salt=st.sampled_from([b"", b"", b"", b"tenant"]),
     )
     def submit(self, prompt: list[int], salt: bytes) -> None:
         self.waiting.append(Sequence(self.next_id, prompt, salt))
         self.next_id += 1
 
-    @rule(data=st.data(), credit_target=st.integers(0, 6), returns=st.booleans())
-    def exchange(self, data: st.DataObject, credit_target: int, returns: bool) -> None:
+    @rule(seed=seeds, credit_target=st.integers(0, 6), returns=st.booleans())
+    def exchange(self, seed: int, credit_target: int, returns: bool) -> None:
         """One message with everything that came up, and some releases, preemptions and forks."""
-        releases = [sequence for sequence in self.live.values() if data.draw(st.integers(0, 5)) == 0]
-        parents = [one for one in self.live.values() if one.num_scheduled and data.draw(st.integers(0, 5)) == 0]
+        chance = Random(seed)
+        releases = [sequence for sequence in self.live.values() if chance.random() < 0.3]
+        parents = [sequence for sequence in self.live.values() if sequence.num_scheduled and chance.random() < 0.2]
         forks = [
-            Fork(parent.sequence_id, self.next_id + index, data.draw(st.integers(1, parent.num_scheduled)))
+            Fork(parent.sequence_id, self.next_id + index, chance.randint(1, parent.num_scheduled))
             for index, parent in enumerate(parents)
         ]
         self.next_id += len(forks)
-        preempted = [sequence for sequence in releases if data.draw(st.booleans())]
+        preempted = [sequence for sequence in releases if chance.random() < 0.5]
         self.waiting += [Sequence(gone.sequence_id, gone.tokens[:], gone.salt) for gone in preempted]
         self.send(forks, releases, self.credits[:] if returns else [], credit_target)
 
-    @rule(data=st.data())
-    def launch(self, data: st.DataObject) -> None:
+    @rule(seed=seeds)
+    def launch(self, seed: int) -> None:
         """A step with a chunk of some sequences; those that have no block for their next token sit out."""
         self.launched += 1
-        rows = [self.row(data, sequence) for sequence in self.live.values() if data.draw(st.booleans())]
-        self.queued.append(Step(self.changes, [row for row in rows if row is not None]))
-        self.changes = []
+        chance = Random(seed)
+        chosen = [sequence for sequence in self.live.values() if chance.random() < 0.8]
+        rows = [self.row(sequence, chance.choice([3, 8, 40]), chance.randint(0, 1)) for sequence in chosen]
+        self.enqueue(rows)
+
+    @precondition(lambda self: self.live or self.waiting)
+    @rule(token=st.integers(0, 1), credit_target=st.integers(0, 6))
+    def run(self, token: int, credit_target: int) -> None:
+        """A step of everything there is to compute, its result, and its message."""
+        self.launched += 1
+        self.enqueue([self.row(sequence, 1000, token) for sequence in self.live.values()])
+        while self.queued:
+            self.finish_step()
+        self.send([], [], [], credit_target)
 
     @precondition(lambda self: self.queued)
     @rule()
@@ -139,9 +157,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     # Its parts
 
-    def row(self, data: st.DataObject, sequence: Sequence) -> Row | None:
+    def enqueue(self, rows: list[Row | None]) -> None:
+        self.queued.append(Step(self.changes, [row for row in rows if row is not None]))
+        self.changes = []
+
+    def row(self, sequence: Sequence, max_tokens: int, next_token: int) -> Row | None:
+        """At most `max_tokens` positions; one more than the tokens there are, if all were computed before."""
         if sequence.num_scheduled == len(sequence.tokens):
-            sequence.tokens.append(data.draw(st.integers(0, 1)))
+            sequence.tokens.append(next_token)
         if sequence.num_scheduled // BLOCK_SIZE == len(sequence.blocks):
             if not self.credits:
                 return None
@@ -150,7 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.spent.append((sequence.sequence_id, credit))
         room = len(sequence.blocks) * BLOCK_SIZE
         start = sequence.num_scheduled
-        end = data.draw(st.integers(start + 1, min(room, len(sequence.tokens))))
+        end = min(start + max_tokens, room, len(sequence.tokens))
         for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
             holders = [other for other in self.live.values() if sequence.blocks[index] in other.blocks]
             assert holders == [sequence], "a sequence writes only blocks it alone holds"
@@ -308,4 +331,23 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_long_busy_life(seed: int) -> None:
+    """As above, with more load than a search for small examples puts on it: two steps in flight most of the time."""
+    chance = Random(seed)
+    machine = PoolMachine()
+    machine.open(num_blocks=chance.randint(4, 40), watermark=0.0)
+    prefix = [0] * chance.randint(4, 40)
+    for _ in range(300):
+        if len(machine.waiting) < 3 and chance.random() < 0.7:
+            own = [chance.randint(0, 1) for _ in range(chance.randint(0, 6))]
+            machine.submit(prompt=prefix[: chance.randint(1, len(prefix))] + own, salt=chance.choice([b"", b"", b"b"]))
+        machine.exchange(seed=chance.getrandbits(32), credit_target=chance.randint(0, 6), returns=chance.random() < 0.1)
+        machine.launch(seed=chance.getrandbits(32))
+        while len(machine.queued) > chance.choice([0, 1, 1, 2]):
+            machine.finish_step()
+        machine.the_ledger_holds()
+    machine.teardown()

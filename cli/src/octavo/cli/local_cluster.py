@@ -132,11 +132,12 @@ class _Settings:
                 worker=worker,
                 pipeline_depth=options.pipeline_depth,
                 prefix_cache=options.prefix_cache,
+                drain_grace_s=0.5,
                 **limits,
             )
         )
         self.gateway = GatewayConfig(
-            **_given(host=options.host, port=options.port, scheduler=scheduler, model=model.folder)
+            **_given(host=options.host, port=options.port, scheduler=scheduler, model=model.folder, drain_grace_s=1.5)
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
         return f"frames://{run_dir}/{service}.sock" if options.carrier == "frames" else admin_address(run_dir, service)
 
     def listen(service: str) -> str:
-        return json.dumps([f"frames://{run_dir}/{service}.sock", admin_address(run_dir, service)])
+        return f"frames://{run_dir}/{service}.sock,{admin_address(run_dir, service)}"
 
     limits = {
         "max_num_seqs": options.max_num_seqs,

@@ -27,6 +27,18 @@ AddressSetting = Annotated[Address, NoDecode, BeforeValidator(_parse_address), P
 """An address written `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
 
+def _split_list(value: Any) -> Any:
+    """Environment variables and flags give one text for the whole list."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        return parts
+    return [piece for part in parts for piece in (part.split(",") if isinstance(part, str) else [part])]
+
+
+AddressListSetting = Annotated[list[AddressSetting], NoDecode, BeforeValidator(_split_list)]
+"""Addresses separated by commas; as a flag it may also be repeated, in YAML it is a list."""
+
+
 class ServiceConfig(BaseSettings):
     """Settings that every service has. A subclass adds its own, and its `env_prefix`."""
 
@@ -90,4 +102,4 @@ class _YamlFile(YamlConfigSettingsSource):
         return self._read_files(Path(path)) if path else {}
 
 
-__all__ = ["AddressSetting", "ServiceConfig"]
+__all__ = ["AddressListSetting", "AddressSetting", "ServiceConfig"]

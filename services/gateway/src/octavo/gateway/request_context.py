@@ -7,7 +7,7 @@ import time
 import uuid
 
 import structlog
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.gateway import metrics
@@ -45,6 +45,9 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:  # while its body was being read
+            state["client_is_gone"] = True
+            metrics.CLIENT_DISCONNECTS.inc()
         except Exception as error:
             log.exception("request failed", request_id=request_id)
             if status == 0:

@@ -6,7 +6,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from octavo.common.links import Address
-from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.common.service_config import AddressListSetting, ServiceConfig
 from octavo.kvmanager.pool import PoolSettings
 
 
@@ -15,7 +15,7 @@ class KvManagerConfig(ServiceConfig):
 
     model_config = SettingsConfigDict(env_prefix="OCTAVO_KVMANAGER_", cli_prog_name="octavo-kvmanager")
 
-    listen: list[AddressSetting] = Field(default=[Address("grpc", "127.0.0.1:7102")], min_length=1)
+    listen: AddressListSetting = Field(default=[Address("grpc", "127.0.0.1:7102")], min_length=1)
     """Where schedulers connect: frames://PATH, grpc://HOST:PORT, grpc+unix://PATH."""
 
     watermark: float = Field(default=0.01, ge=0, lt=1)

@@ -120,7 +120,9 @@ class _Stream:
     def _answer(self, message: KvManagerRequest) -> KvManagerReply:
         if isinstance(message, OpenPool):
             return self._open(message)
-        return self._step(message)
+        if isinstance(message, KvRequest):
+            return self._step(message)
+        raise ProtocolError(f"{type(message).__name__} is not a message of this stream")
 
     def _open(self, opening: OpenPool) -> PoolOpened:
         if self._pool is not None and self._pool.pool_id != opening.pool_id:

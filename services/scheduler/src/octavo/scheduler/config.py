@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.common.service_config import AddressListSetting, AddressSetting, ServiceConfig
 
 
 class SchedulerConfig(ServiceConfig):
@@ -13,7 +13,7 @@ class SchedulerConfig(ServiceConfig):
 
     model_config = SettingsConfigDict(env_prefix="OCTAVO_SCHEDULER_")
 
-    listen: list[AddressSetting]
+    listen: AddressListSetting
     """Addresses for gateways; the gRPC ones serve the admin calls too."""
 
     kvmanager: AddressSetting

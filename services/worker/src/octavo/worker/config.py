@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.common.service_config import AddressListSetting, ServiceConfig
 
 
 class WorkerConfig(ServiceConfig):
@@ -16,7 +16,7 @@ class WorkerConfig(ServiceConfig):
 
     model_config = SettingsConfigDict(env_prefix="OCTAVO_WORKER_")
 
-    listen: list[AddressSetting] = Field(min_length=1)
+    listen: AddressListSetting = Field(min_length=1)
     """Addresses where a scheduler may connect, `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
     model: Path

@@ -1,0 +1,283 @@
+"""Every message of every stream survives its encoding; no bytes do worse than being refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.common.codecs.arrays import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32, unpack_int64
+from octavo.common.codecs.generation import GENERATE
+from octavo.common.codecs.kv import KV_STEPS
+from octavo.common.codecs.step import WORKER_STEPS
+from octavo.common.errors import ProtocolError
+from octavo.common.links import StreamCodec
+from octavo.common.messages import generation, kv, step
+
+STREAMS: list[StreamCodec[Any, Any]] = [GENERATE, KV_STEPS, WORKER_STEPS]
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+index = st.integers(0, 2**31 - 1)
+number = st.integers(0, 2**63 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+float32 = st.floats(width=32, allow_nan=False)
+text = st.text(max_size=20)
+ids = st.lists(index, max_size=5).map(tuple)
+
+
+def few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(strategy, max_size=3)
+
+
+params = st.builds(
+    generation.SamplingParams,
+    max_tokens=index,
+    n=index,
+    temperature=float32,
+    top_p=float32,
+    top_k=index,
+    seed=uint64,
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
+    num_logprobs=st.none() | index,
+)
+logprobs = st.builds(
+    generation.TokenLogprobs, sampled=float32, top_token_ids=ids, top_logprobs=st.lists(float32, max_size=3).map(tuple)
+)
+gateway_message = st.one_of(
+    st.builds(
+        generation.Submit,
+        request_no=index,
+        request_id=text,
+        prompt_token_ids=ids,
+        params=params,
+        cache_salt=st.binary(max_size=9),
+    ),
+    st.builds(generation.Abort, request_no=index, choice_index=st.none() | index),
+)
+model = st.builds(
+    generation.ModelInfo,
+    model_name=text,
+    max_model_len=index,
+    vocab_size=index,
+    eos_token_ids=ids,
+    max_num_seqs=index,
+    block_size=index,
+)
+scheduler_message = st.one_of(
+    st.builds(generation.SchedulerStatus, ready=st.booleans(), reason=text, model=st.none() | model),
+    st.builds(
+        generation.TokenBatch,
+        started=few(st.builds(generation.RequestStarted, request_no=index, num_cached_tokens=index)),
+        tokens=few(
+            st.builds(
+                generation.SampledToken,
+                request_no=index,
+                choice_index=index,
+                token_id=index,
+                logprobs=st.none() | logprobs,
+            )
+        ),
+        finished=few(
+            st.builds(
+                generation.ChoiceFinished,
+                request_no=index,
+                choice_index=index,
+                reason=st.sampled_from(generation.FinishReason),
+                stop_token_id=st.none() | index,
+            )
+        ),
+        failed=few(st.builds(generation.RequestFailed, request_no=index, reason=text, message=text)),
+    ),
+)
+
+pair_of_lists = st.lists(st.tuples(index, index), max_size=5)
+copy = st.builds(kv.BlockCopy, source_id=index, target_id=index)
+kv_request = st.one_of(
+    st.builds(kv.OpenPool, pool_id=text, epoch=uint64, incarnation=uint64, num_blocks=index, block_size=index),
+    st.builds(
+        kv.KvRequest,
+        message_no=uint64,
+        acknowledged_step=uint64,
+        spent=st.lists(st.tuples(number, index), max_size=5),
+        publications=few(st.builds(kv.Publication, sequence_id=uint64, num_computed_tokens=index, new_token_ids=ids)),
+        forks=few(st.builds(kv.Fork, parent_id=uint64, child_id=uint64, num_tokens=index)),
+        releases=few(st.builds(kv.Release, sequence_id=number, last_step=number)),
+        returned_credits=st.lists(index, max_size=5),
+        admissions=few(st.builds(kv.Admission, sequence_id=uint64, token_ids=ids, salt=st.binary(max_size=9))),
+        credit_target=index,
+    ),
+)
+verdict = st.sampled_from(kv.Verdict)
+kv_reply = st.one_of(
+    st.builds(kv.PoolOpened, pool_id=text, boot_epoch=uint64),
+    st.builds(
+        kv.KvReply,
+        message_no=uint64,
+        forked=few(
+            st.builds(
+                kv.Forked,
+                child_id=uint64,
+                verdict=verdict,
+                block_ids=ids,
+                generations=ids,
+                copy=st.none() | copy,
+            )
+        ),
+        admitted=few(
+            st.builds(
+                kv.Admitted,
+                sequence_id=uint64,
+                verdict=verdict,
+                num_cached_tokens=index,
+                block_ids=ids,
+                generations=ids,
+            )
+        ),
+        credits=pair_of_lists,
+        num_recalled_credits=index,
+        counts=st.builds(kv.PoolCounts, free=index, granted=index, active=index, cached=index, quarantined=index),
+    ),
+)
+
+
+@st.composite
+def table_delta(draw: st.DrawFn) -> step.TableDelta:
+    block_ids = draw(ids)
+    return step.TableDelta(draw(index), draw(index), block_ids, tuple(draw(index) for _ in block_ids))
+
+
+@st.composite
+def step_plan(draw: st.DrawFn) -> step.StepPlan:
+    num_rows = draw(st.integers(0, 4))
+    rows = st.lists(index, min_size=num_rows, max_size=num_rows)
+    opened = st.builds(
+        step.OpenSlot,
+        slot=index,
+        sequence_id=uint64,
+        seeds=st.lists(uint64, max_size=3).map(tuple),
+        temperature=float32,
+        top_p=float32,
+        top_k=index,
+        num_logprobs=st.none() | index,
+    )
+    return step.StepPlan(
+        step_id=draw(uint64),
+        closed_slots=draw(st.lists(index, max_size=3)),
+        opened_slots=draw(few(opened)),
+        table_deltas=draw(few(table_delta())),
+        copies=draw(few(copy)),
+        slots=draw(rows),
+        starts=draw(rows),
+        lengths=draw(rows),
+        flags=draw(st.lists(st.integers(0, 7), min_size=num_rows, max_size=num_rows)),
+        token_ids=draw(st.lists(index, max_size=6)),
+    )
+
+
+@st.composite
+def step_result(draw: st.DrawFn) -> step.StepResult:
+    token_ids = draw(st.lists(st.integers(-1, 2**31 - 1), max_size=4))
+    entries = [draw(st.none() | logprobs) for _ in token_ids]
+    if not any(entries):
+        entries = []
+    return step.StepResult(draw(uint64), token_ids, entries, draw(index), draw(index))
+
+
+worker_request = st.builds(step.WorkerHello, epoch=uint64) | step_plan()
+worker_reply = st.one_of(
+    step_result(),
+    st.builds(step.StepRefused, step_id=uint64, reason=text, message=text),
+    st.builds(
+        step.WorkerReady,
+        incarnation=uint64,
+        model_name=text,
+        num_blocks=index,
+        block_size=index,
+        max_num_seqs=index,
+        max_num_batched_tokens=index,
+        max_model_len=index,
+        vocab_size=index,
+        eos_token_ids=ids,
+    ),
+)
+
+
+@given(gateway_message)
+def test_gateway_messages_survive(message: generation.GatewayMessage) -> None:
+    assert GENERATE.decode_client(GENERATE.encode_client(message)) == message
+
+
+@given(scheduler_message)
+def test_scheduler_messages_survive(message: generation.SchedulerMessage) -> None:
+    assert GENERATE.decode_server(GENERATE.encode_server(message)) == message
+
+
+@given(kv_request)
+def test_kv_manager_requests_survive(message: kv.KvManagerRequest) -> None:
+    assert KV_STEPS.decode_client(KV_STEPS.encode_client(message)) == message
+
+
+@given(kv_reply)
+def test_kv_manager_replies_survive(message: kv.KvManagerReply) -> None:
+    assert KV_STEPS.decode_server(KV_STEPS.encode_server(message)) == message
+
+
+@given(worker_request)
+def test_worker_requests_survive(message: step.WorkerRequest) -> None:
+    assert WORKER_STEPS.decode_client(WORKER_STEPS.encode_client(message)) == message
+
+
+@given(worker_reply)
+def test_worker_replies_survive(message: step.WorkerReply) -> None:
+    assert WORKER_STEPS.decode_server(WORKER_STEPS.encode_server(message)) == message
+
+
+@given(body=st.binary(max_size=200))
+def test_garbage_is_refused_or_read_but_nothing_worse(body: bytes) -> None:
+    for stream in STREAMS:
+        for decode in (stream.decode_client, stream.decode_server):
+            try:
+                decode(body)
+            except (ProtocolError, ValueError):
+                continue
+
+
+@given(message=kv_request, data=st.data())
+def test_a_damaged_message_is_refused_or_read_but_nothing_worse(
+    message: kv.KvManagerRequest, data: st.DataObject
+) -> None:
+    body = bytearray(KV_STEPS.encode_client(message))
+    if body:
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        KV_STEPS.decode_client(bytes(body[: data.draw(st.integers(0, len(body)))]))
+    except (ProtocolError, ValueError):
+        return
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.method)
+def test_an_empty_body_is_refused(stream: StreamCodec[Any, Any]) -> None:
+    for decode in (stream.decode_client, stream.decode_server):
+        with pytest.raises(ProtocolError, match="no message set"):
+            decode(b"")
+
+
+@given(st.lists(int32), st.lists(int64), st.lists(float32))
+def test_arrays_survive(int32s: list[int], int64s: list[int], float32s: list[float]) -> None:
+    assert unpack_int32(pack_int32(int32s)) == int32s
+    assert unpack_int64(pack_int64(int64s)) == int64s
+    assert unpack_float32(pack_float32(float32s)) == float32s
+
+
+def test_arrays_are_little_endian() -> None:
+    assert pack_int32([1, -1]) == b"\x01\x00\x00\x00\xff\xff\xff\xff"
+    assert pack_int64([258]) == b"\x02\x01\x00\x00\x00\x00\x00\x00"
+
+
+def test_a_broken_array_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="5 bytes"):
+        unpack_int32(b"12345")

@@ -1,0 +1,167 @@
+"""Streams of schedulers, over the local transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from octavo.common.errors import OctavoError
+from octavo.common.links import Link, local_pair
+from octavo.common.messages.kv import (
+    Admission,
+    KvManagerReply,
+    KvManagerRequest,
+    KvReply,
+    KvRequest,
+    OpenPool,
+    PoolOpened,
+    Release,
+    Verdict,
+)
+from octavo.kvmanager.pool import PoolSettings
+from octavo.kvmanager.server import KvManagerServer
+
+BOOT_EPOCH = 77
+
+
+class Scheduler:
+    """The other end of one stream."""
+
+    def __init__(self, server: KvManagerServer) -> None:
+        link: Link[KvManagerRequest, KvManagerReply]
+        link, other = local_pair()
+        self.link = link
+        self.replies: list[KvManagerReply] = []
+        self.is_closed = False
+        link.bind(self.replies.append, self._on_closed)
+        server.accept(other)
+
+    def _on_closed(self, error: OctavoError | None) -> None:
+        self.is_closed = True
+
+    async def send(self, *messages: KvManagerRequest) -> list[KvManagerReply]:
+        """The replies to these messages."""
+        self.replies.clear()
+        for message in messages:
+            self.link.send(message)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return self.replies
+
+
+def opening(pool_id: str = "group-0", epoch: int = 1, incarnation: int = 1) -> OpenPool:
+    return OpenPool(pool_id, epoch, incarnation, num_blocks=8, block_size=16)
+
+
+def step(message_no: int, sequence_id: int | None = None) -> KvRequest:
+    admissions = [] if sequence_id is None else [Admission(sequence_id, tuple(range(20)))]
+    return KvRequest(message_no, 0, admissions=admissions)
+
+
+@pytest.fixture
+def server() -> KvManagerServer:
+    return KvManagerServer(PoolSettings(), BOOT_EPOCH, check_ledger=True)
+
+
+async def test_a_pool_is_opened_and_each_message_is_answered_in_order(server: KvManagerServer) -> None:
+    opened, first, second = await Scheduler(server).send(opening(), step(1, sequence_id=5), step(2))
+    assert opened == PoolOpened("group-0", BOOT_EPOCH)
+    assert isinstance(first, KvReply) and isinstance(second, KvReply)
+    assert (first.message_no, second.message_no) == (1, 2)
+    assert first.admitted[0].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [step(1)],
+        [opening(), step(2)],
+        [opening(), KvRequest(1, 0, releases=[Release(9, 0)])],
+        [opening(), opening("group-1")],
+        [OpenPool("group-0", 1, 1, 0, 16)],
+    ],
+    ids=["step before opening", "gap", "unknown sequence", "another pool", "no blocks"],
+)
+async def test_a_broken_contract_ends_its_stream_and_no_other(
+    server: KvManagerServer, messages: list[KvManagerRequest]
+) -> None:
+    bystander = Scheduler(server)
+    await bystander.send(opening("group-9"))
+    culprit = Scheduler(server)
+    await culprit.send(*messages)
+    assert culprit.is_closed
+    [reply] = await bystander.send(step(1))
+    assert isinstance(reply, KvReply)
+
+
+async def test_a_fault_of_the_manager_itself_ends_the_stream(
+    server: KvManagerServer, damage: Callable[[KvManagerServer], None]
+) -> None:
+    scheduler = Scheduler(server)
+    await scheduler.send(opening())
+    damage(server)
+    assert await scheduler.send(step(1)) == []
+    assert scheduler.is_closed
+
+
+def _lose_a_block(server: KvManagerServer) -> None:
+    server.pools[0].blocks.free.pop(0)
+
+
+def _break_the_pool(server: KvManagerServer) -> None:
+    server.pools[0].blocks.acknowledged_step = None  # type: ignore[assignment]
+
+
+@pytest.fixture(params=[_lose_a_block, _break_the_pool], ids=["ledger", "exception"])
+def damage(request: pytest.FixtureRequest) -> Callable[[KvManagerServer], None]:
+    chosen: Callable[[KvManagerServer], None] = request.param
+    return chosen
+
+
+async def test_a_scheduler_with_a_lower_epoch_is_refused(server: KvManagerServer) -> None:
+    current, stale = Scheduler(server), Scheduler(server)
+    await current.send(opening(epoch=5))
+    assert await stale.send(opening(epoch=4)) == []
+    assert stale.is_closed
+    assert len(await current.send(step(1))) == 1
+
+
+async def test_a_higher_epoch_takes_the_pool_and_cuts_the_old_scheduler_off(server: KvManagerServer) -> None:
+    old, new = Scheduler(server), Scheduler(server)
+    await old.send(opening(epoch=5), step(1, sequence_id=3))
+    await new.send(opening(epoch=6))
+    assert old.is_closed
+    assert await old.send(step(2)) == []
+    [reply] = await new.send(step(1))
+    assert isinstance(reply, KvReply)
+    assert reply.counts.active == 0
+
+
+async def test_the_epoch_is_remembered_after_the_stream_has_ended(server: KvManagerServer) -> None:
+    first = Scheduler(server)
+    await first.send(opening(epoch=5))
+    first.link.close()
+    late = Scheduler(server)
+    await late.send(opening(epoch=4))
+    assert late.is_closed
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+async def test_opening_again_gives_a_fresh_pool(server: KvManagerServer, incarnation: int) -> None:
+    scheduler = Scheduler(server)
+    await scheduler.send(opening(), step(1, sequence_id=3))
+    _, reply = await scheduler.send(opening(incarnation=incarnation), step(1, sequence_id=3))
+    assert isinstance(reply, KvReply)
+    assert reply.counts.active == 2
+
+
+async def test_pools_are_kept_apart_and_found_by_name(server: KvManagerServer) -> None:
+    one, other = Scheduler(server), Scheduler(server)
+    await one.send(opening("group-0"), step(1, sequence_id=3))
+    assert server.find_pool("") is server.find_pool("group-0") is not None
+    await other.send(opening("group-1"), step(1))
+    assert server.find_pool("") is None
+    assert [len(pool.tables) for pool in server.pools] == [1, 0]
+    assert server.find_pool("group-2") is None
