@@ -89,11 +89,9 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0)] | None = None
     """Log-probabilities of the tokens, and of this many most likely ones at each place."""
     add_special_tokens: bool | None = None
-    """Add what the tokenizer puts around a text, such as a start token. Default true, and false with `branch`. Token
-    ids stay as they are."""
+    """Add what the tokenizer puts around a text, such as a start token. Default true; with `branch`, false."""
     best_of: PositiveInt | None = None
-    """Generate so many choices and give the `n` with the highest mean log-probability per token; with
-    `use_beam_search`, the number of beams. Default: `n`."""
+    """Generate so many choices and give the best `n`; with `use_beam_search`, the number of beams. Default: `n`."""
     use_beam_search: bool | None = None
     """Give the best `n` answers of a beam search, at temperature 0 and not as a stream. Default false."""
     length_penalty: Annotated[float, Field(ge=-16, le=16)] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from octavo.common.errors import (
@@ -37,13 +38,16 @@ from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.beams import Beams, answer_tokens
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.branches import KeptChoices, SharedTokens, find_shared_tokens
-from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
+from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
 from octavo.scheduler.submit_check import check_submit
+
+_NEVER_FULL = 2**62
+_NO_LOGPROBS: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class SchedulerCore:
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
         self._is_running = True
+        for request in self._requests.values():
+            self._rules.apply_to(request)
 
     def pool_lost(self) -> None:
         """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
@@ -181,7 +187,9 @@ class SchedulerCore:
             num_prompt_tokens=len(prompt),
             salt=submit.cache_salt,
             keep_s=submit.keep_s,
+            has_fanned_out=submit.params.n == 1,
         )
+        self._rules.apply_to(request)
         leader = self._new_sequence(request, 0, next(self._arrivals), prompt)
         request.live = dict.fromkeys(range(submit.params.n))
         request.leader = leader
@@ -321,6 +329,8 @@ class SchedulerCore:
 
     def _admit_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
+        if not len(self._waiting):
+            return
         if self._allocatable_at_later is not None:
             holds_nothing = not (self._running or self._forking or self._admitting)
             if not (
@@ -417,49 +427,55 @@ class SchedulerCore:
         self.stats.num_steps += 1
         self.stats.worker_busy_s += result.compute_us * 1e-6
         self.stats.worker_idle_s += result.idle_us * 1e-6
-        begin = 0
-        for row in step.rows:
-            end = begin + row.num_samples
-            sequence = row.sequence
+        token_ids, logprobs = result.token_ids, result.logprobs
+        block_size = self._account.block_size if self._settings.prefix_cache else _NEVER_FULL
+        end_sample = 0
+        for sequence, end, num_samples in step.rows:
+            begin_sample, end_sample = end_sample, end_sample + num_samples
             sequence.num_steps_in_flight -= 1
             if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
                 self.stats.num_wasted_rows += 1
-            else:
-                self._accept_row(row, result.token_ids[begin:end], result.logprobs[begin:end])
-            begin = end
+                continue
+            sequence.num_computed_tokens = end
+            if end >= (sequence.num_published_blocks + 1) * block_size:
+                self._account.publish(sequence)
+            if num_samples == 1 and not logprobs and (token_id := token_ids[begin_sample]) >= 0:
+                sequence.num_pending_samples -= 1
+                self._accept_token(sequence, token_id, None)
+            elif num_samples:
+                row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
+                self._accept_samples(sequence, token_ids[begin_sample:end_sample], row_logprobs)
+            if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
+                self._leave(sequence, SequenceState.WAITING)
 
-    def _accept_row(self, row: LaunchedRow, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
-        sequence = row.sequence
-        sequence.num_computed_tokens = row.end
-        if self._settings.prefix_cache:
-            self._account.publish(sequence)
-        if token_ids:
-            sequence.num_pending_samples -= 1
-            if -1 in token_ids:
-                self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
-                return
-            if sequence.request.beams is not None:
-                self._on_beam_result(sequence, sequence.request.beams, logprobs[0])
-            elif sequence.request.params.n > 1 and not sequence.request.has_fanned_out:
-                self._fan_out(sequence, token_ids, logprobs)
-            else:
-                self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
-        if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
-            self._leave(sequence, SequenceState.WAITING)
+    def _accept_samples(
+        self, sequence: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
+    ) -> None:
+        sequence.num_pending_samples -= 1
+        if -1 in token_ids:
+            self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
+        elif sequence.request.beams is not None:
+            self._on_beam_result(sequence, sequence.request.beams, logprobs[0] if logprobs else None)
+        elif sequence.request.has_fanned_out:
+            self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
+        else:
+            self._fan_out(sequence, token_ids, logprobs)
 
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
         sequence.token_ids.append(token_id)
         request = sequence.request
         self.stats.num_output_tokens += 1
-        self._batch(request.gateway_id).tokens.append(
-            SampledToken(request.request_no, sequence.choice_index, token_id, logprobs)
-        )
-        if ending := self._rules.ending(sequence):
-            self._end_choice(request, sequence.choice_index, ending, is_kept=True)
-        return ending is None
+        batch = self._batches.get(request.gateway_id) or self._batch(request.gateway_id)
+        batch.tokens.append(SampledToken(request.request_no, sequence.choice_index, token_id, logprobs))
+        if token_id not in request.ending_ids and len(sequence.token_ids) < request.max_len:
+            return True
+        ending = self._rules.ending(sequence)
+        assert ending is not None
+        self._end_choice(request, sequence.choice_index, ending, is_kept=True)
+        return False
 
-    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]) -> None:
         """The prompt's last row has drawn the first token of every choice: each gets a sequence of its own."""
         request = leader.request
         request.has_fanned_out = True
@@ -614,7 +630,7 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(self._running.values(), self._account, self._rules, self._max_num_batched_tokens)
+            selection = select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
             self._has_starved = selection.num_starved > 0
             if not selection.rows:
                 break

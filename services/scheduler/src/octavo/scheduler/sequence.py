@@ -35,7 +35,11 @@ class Request:
     leader: Sequence = field(init=False)
     """Computes the prompt, and is choice 0 after it."""
     has_fanned_out: bool = False
-    """The prompt's last row has been sampled: every choice has a sequence of its own."""
+    """Every choice has a sequence of its own: there is one choice, or the prompt's last row has been sampled."""
+    ending_ids: frozenset[int] = frozenset()
+    """Tokens that end a choice."""
+    max_len: int = 0
+    """Prompt and output tokens at which a choice ends."""
     has_started: bool = False
     """The gateway has been told that the prompt has its blocks."""
     beams: Beams | None = None

@@ -253,7 +253,8 @@ class SchedulerServer:
 
         link.bind(on_message, on_closed)
         link.send(opening)
-        return await asyncio.wait_for(answer, timeout_s)
+        async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 may swallow the cancellation of a shutdown
+            return await answer
 
     def _on_link_closed(self, peer: str) -> Callable[[OctavoError | None], None]:
         return lambda error: self._give_up(LinkClosedError(f"{peer} lost" + (f": {error}" if error else "")))

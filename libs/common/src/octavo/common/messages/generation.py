@@ -118,9 +118,10 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledToken:
-    """One token of one choice. Tokens of a choice come in order."""
+    """One token of one choice. Tokens of a choice come in order. Not frozen: one is made for every token, and freezing
+    doubles the cost."""
 
     request_no: int
     choice_index: int
