@@ -11,6 +11,8 @@ from octavo.common.links import Link, local_pair
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
+    Explain,
+    Explained,
     FinishReason,
     Forget,
     GatewayMessage,
@@ -69,6 +71,10 @@ class ScriptedScheduler:
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
         self.forgotten: list[Forget] = []
+        self.explanations: dict[str, bytes] = {}
+        """By request id."""
+        self.is_silent = False
+        """Questions stay without an answer."""
         self.is_away = False
         """Connections are refused."""
         self._running: dict[int, _Running] = {}
@@ -115,7 +121,9 @@ class ScriptedScheduler:
             self._on_abort(message)
         elif isinstance(message, Submit):
             self._on_submit(message)
-        else:
+        elif isinstance(message, Explain) and self._link is not None and not self.is_silent:
+            self._link.send(Explained(message.query_no, self.explanations.get(message.request_id, b"")))
+        elif isinstance(message, Forget):
             self.forgotten.append(message)
 
     def _on_submit(self, message: Submit) -> None:

@@ -57,6 +57,7 @@ gateway_message = st.one_of(
         cache_salt=st.binary(max_size=9),
     ),
     st.builds(generation.Abort, request_no=index, choice_index=st.none() | index),
+    st.builds(generation.Explain, query_no=index, request_id=text),
 )
 model = st.builds(
     generation.ModelInfo,
@@ -68,6 +69,7 @@ model = st.builds(
     block_size=index,
 )
 scheduler_message = st.one_of(
+    st.builds(generation.Explained, query_no=index, explanation=st.binary(max_size=9)),
     st.builds(generation.SchedulerStatus, ready=st.booleans(), reason=text, model=st.none() | model),
     st.builds(
         generation.TokenBatch,

@@ -8,6 +8,7 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.launcher import launch, select_rows
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from support.sequences import make_running
 
 SAMPLE, FAN_OUT, FED = RowFlag.SAMPLE, RowFlag.FAN_OUT, RowFlag.FED_BY_LAST_SAMPLE
@@ -30,7 +31,7 @@ def decoding(slot: int = 0, block_ids: tuple[int, ...] = (10, 11, 12)) -> Sequen
 
 
 def launch_one(sequence: Sequence, length: int, step_id: int = 1) -> StepPlan:
-    plan, _ = launch(step_id, [(sequence, length)], Slots(8), [], now=0.0)
+    plan, _ = launch(step_id, [(sequence, length)], Slots(8), [], SharingGroups(4), now=0.0)
     return plan
 
 
@@ -62,7 +63,7 @@ def test_prefix_hit_starts_behind_what_is_cached() -> None:
 
 def test_last_row_of_a_prompt_with_choices_draws_for_all_of_them() -> None:
     sequence = make_running(block_ids=(7, 8, 9), slot=0, n=3, seed=1)
-    plan, step = launch(1, [(sequence, 10)], Slots(8), [], now=0.0)
+    plan, step = launch(1, [(sequence, 10)], Slots(8), [], SharingGroups(4), now=0.0)
     assert plan.flags == [FAN_OUT]
     assert len(plan.opened_slots[0].seeds) == len(set(plan.opened_slots[0].seeds)) == 3
     assert [num_samples for _, _, num_samples in step.rows] == [3]
@@ -73,7 +74,7 @@ def test_block_got_by_a_credit_is_told_as_a_delta() -> None:
     sequence.token_ids += [78, 79]
     sequence.num_computed_tokens = sequence.num_launched_tokens = 12
     selection = select_rows([sequence], account((70, 6)), 32)
-    plan, _ = launch(1, selection.rows, Slots(8), [], now=0.0)
+    plan, _ = launch(1, selection.rows, Slots(8), [], SharingGroups(4), now=0.0)
     assert plan.table_deltas == [TableDelta(0, 3, (70,), (6,))]
     assert plan.token_ids == [79]
 
@@ -81,7 +82,7 @@ def test_block_got_by_a_credit_is_told_as_a_delta() -> None:
 def test_copies_and_closed_slots_go_with_the_plan() -> None:
     slots = Slots(4)
     slots.give_back(slots.take(), is_open=True)
-    plan, step = launch(9, [(decoding(slot=1), 1)], slots, [BlockCopy(3, 4)], now=2.5)
+    plan, step = launch(9, [(decoding(slot=1), 1)], slots, [BlockCopy(3, 4)], SharingGroups(4), now=2.5)
     assert (plan.step_id, plan.closed_slots, plan.copies) == (9, [0], [BlockCopy(3, 4)])
     assert (step.step_id, step.launched_at) == (9, 2.5)
 

@@ -41,7 +41,10 @@ from octavo.scheduler.branches import KeptChoices, SharedTokens, find_shared_tok
 from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
 from octavo.scheduler.submit_check import check_submit
@@ -61,6 +64,8 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    min_shared_blocks: int = 4
+    num_explained_requests: int = 10_000
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class SchedulerCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.stats = SchedulerStats()
+        self.log = RequestLog(settings.num_explained_requests)
         self.model: ModelInfo | None = None
         self._settings = settings
         self._requests: dict[tuple[int, int], Request] = {}
@@ -144,7 +150,9 @@ class SchedulerCore:
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
+        self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
+        self.log.pool_is_back()
         for request in self._requests.values():
             self._rules.apply_to(request)
 
@@ -159,6 +167,7 @@ class SchedulerCore:
         for sequence in self._kept.with_blocks:
             sequence.state = SequenceState.FINISHED
         for sequence in interrupted:
+            self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
             self._requeue(sequence)
 
@@ -177,6 +186,7 @@ class SchedulerCore:
         except OctavoError as error:
             self.stats.num_failed_requests += 1
             self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
+            self.log.refused(submit, error)
             return
         prompt = [*(shared.token_ids if shared else ()), *submit.prompt_token_ids]
         request = Request(
@@ -273,8 +283,10 @@ class SchedulerCore:
             if child.is_aborted:
                 self._leave(child, SequenceState.FINISHED)
             else:
+                self.log.runs(child)
                 self._note_start(child.request, child.num_shared_tokens)
         else:
+            self.log.waits(child, WaitCause.NO_BLOCKS)
             self._let_go_kept(1)
             self._back_to_queue(child)
 
@@ -288,12 +300,14 @@ class SchedulerCore:
                 sequence.num_told_tokens = len(sequence.token_ids)
                 sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
                 self._running[sequence.sequence_id] = sequence
+                self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
                 else:
                     self._note_start(request, admitted.num_cached_tokens)
             case Verdict.LATER:
                 self._allocatable_at_later = self._account.counts.allocatable
+                self.log.waits(sequence, WaitCause.of(admitted.wait_reason))
                 self._back_to_queue(sequence)
             case Verdict.NEVER:
                 self._back_to_queue(sequence)
@@ -350,6 +364,7 @@ class SchedulerCore:
             sequence.state = SequenceState.ADMITTING
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
+            self.log.asks(sequence)
             self._account.admit(sequence)
             backlog.append(len(sequence.token_ids))
 
@@ -364,6 +379,7 @@ class SchedulerCore:
             self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
             return
         self.stats.num_preemptions += 1
+        self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
         victim.num_preemptions += 1
         self._has_starved = False
         if victim.num_steps_in_flight:
@@ -413,6 +429,7 @@ class SchedulerCore:
         )
         if beam is not None:
             self.stats.num_preemptions += 1
+            self.log.preempted(beam, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
             self._leave(beam, SequenceState.WAITING)
         return beam is not None
 
@@ -464,6 +481,9 @@ class SchedulerCore:
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
         sequence.token_ids.append(token_id)
+        if sequence.awaits_token:
+            sequence.awaits_token = False
+            self.log.token_came(sequence)
         request = sequence.request
         self.stats.num_output_tokens += 1
         batch = self._batches.get(request.gateway_id) or self._batch(request.gateway_id)
@@ -500,6 +520,7 @@ class SchedulerCore:
         if num_tokens < 1 or not has_blocks or not self._slots.num_free:
             self._waiting.push(child)
             return
+        self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
         child.state = SequenceState.FORKING
         self._forking[child.sequence_id] = child
@@ -515,6 +536,7 @@ class SchedulerCore:
             return
         moves = beams.move(lambda token_ids: self._new_beam(request, token_ids))
         for sequence in moves.dropped:
+            self.log.dropped(sequence)
             self._drop(sequence)
         for parent, child in moves.forked:
             self._fork_or_queue(parent, child, parent.num_computed_tokens)
@@ -542,6 +564,7 @@ class SchedulerCore:
             sequence = self._new_sequence(request, choice_index, request.leader.arrival_no, prompt[:])
             sequence.token_ids += [token.token_id for token in tokens]
             sequence.state = SequenceState.FINISHED
+            self.log.token_came(sequence)
             request.live[choice_index] = sequence
             ending = self._rules.ending(sequence)
             self._end_choice(request, choice_index, ending or Ending(FinishReason.LENGTH), is_kept=True)
@@ -549,16 +572,22 @@ class SchedulerCore:
     # Endings.
 
     def _new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
-        return Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        self.log.arrived(sequence)
+        return sequence
 
     def _end_choice(self, request: Request, choice_index: int, ending: Ending, *, is_kept: bool = False) -> None:
         """`is_kept`: it can be branched from afterwards, if the request asks for that."""
         sequence = request.live.pop(choice_index)
+        if sequence is not None:
+            goes_on = bool(request.live) and not request.has_fanned_out
+            self.log.choice_ended(sequence, ending.reason, goes_on=goes_on)
         self._batch(request.gateway_id).finished.append(
             ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
         )
         if not request.live:
             del self._requests[request.gateway_id, request.request_no]
+            self.log.ended(request)
             if not request.has_fanned_out:
                 sequence = request.leader
             for beam in request.beams.sequences if request.beams is not None else ():
@@ -599,6 +628,7 @@ class SchedulerCore:
 
     def _fail(self, request: Request, error: OctavoError) -> None:
         self.stats.num_failed_requests += 1
+        self.log.ended(request, error)
         del self._requests[request.gateway_id, request.request_no]
         for sequence in request.sequences:
             self._drop(sequence)
@@ -625,7 +655,17 @@ class SchedulerCore:
             if outbox.kv_request is None and not outbox.plans and self._park_idle_beam():
                 outbox.kv_request = self._account.take_request(self._last_acknowledged, target, is_starving=False)
         outbox.batches, self._batches = self._batches, {}
+        if len(self._waiting):
+            self.log.head_waits(self._waiting.peek(), self._why_head_waits())
+        self.log.settle(now)
         return outbox
+
+    def _why_head_waits(self) -> WaitCause:
+        if not self._is_running:
+            return WaitCause.POOL_LOST
+        if self._allocatable_at_later is not None:
+            return WaitCause.NO_BLOCKS
+        return WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
 
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
@@ -635,7 +675,7 @@ class SchedulerCore:
             if not selection.rows:
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now)
+            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, self._sharing, now)
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)

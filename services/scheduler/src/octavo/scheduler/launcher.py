@@ -11,6 +11,7 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 
 _RUNNING = SequenceState.RUNNING
 _NO_FLAG = int(RowFlag.NONE)
@@ -68,15 +69,22 @@ def select_rows(running: Iterable[Sequence], account: BlockAccount, max_num_batc
 
 
 def launch(
-    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+    step_id: int,
+    rows: list[tuple[Sequence, int]],
+    slots: Slots,
+    copies: list[BlockCopy],
+    sharing: SharingGroups,
+    now: float,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
     plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
+    for slot in plan.closed_slots:
+        sharing.close(slot)
     launched: list[LaunchedRow] = []
     all_flags, starts, input_ids = plan.flags, plan.starts, plan.token_ids
     for sequence, length in rows:
         if not sequence.is_open or sequence.num_sent_blocks < len(sequence.block_table):
-            _tell_worker(plan, sequence)
+            _tell_worker(plan, sequence, sharing)
         token_ids = sequence.token_ids
         start = sequence.num_launched_tokens
         end = start + length
@@ -98,13 +106,15 @@ def launch(
         launched.append((sequence, end, num_samples))
     plan.slots.extend([sequence.slot for sequence, _ in rows])
     plan.lengths.extend([length for _, length in rows])
+    plan.groups.extend(sharing.of_rows(plan.slots))
     return plan, LaunchedStep(step_id, launched, now)
 
 
-def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
+def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> None:
     """Add what the worker does not know of the sequence's slot and table."""
     if not sequence.is_open:
         sequence.is_open = True
+        sharing.open(sequence.slot, sequence.block_table)
         params, beams = sequence.request.params, sequence.request.beams
         plan.opened_slots.append(
             OpenSlot(

@@ -50,3 +50,15 @@ class SchedulerCollector(Collector):
             stalled.add_metric([cause], stats.stall_s[cause])
         yield stalls
         yield stalled
+        waited = CounterMetricFamily(
+            "octavo_request_wait_seconds", "Time that sequences did not run, counted when it is over.", labels=["cause"]
+        )
+        for wait_cause, seconds in core.log.wait_s.items():
+            waited.add_metric([wait_cause], seconds)
+        yield waited
+        blocks_found = CounterMetricFamily(
+            "octavo_prefix_blocks", "Blocks of admitted sequences by what the cache had of them.", labels=["outcome"]
+        )
+        for outcome, count in core.log.prefix_blocks.items():
+            blocks_found.add_metric([outcome], count)
+        yield blocks_found

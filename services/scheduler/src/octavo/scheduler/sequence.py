@@ -119,6 +119,8 @@ class Sequence:
     """While FORKING: the positions that it asked to share."""
     is_host_fed: bool = False
     """Its next input is chosen here, from the result: no row is planned while a sample is on its way."""
+    awaits_token: bool = True
+    """It has given no token since it was new or got its blocks anew."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -161,4 +163,5 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
         self.num_steps_in_flight = 0
         self.is_open = False
+        self.awaits_token = True
         self.slot = -1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,8 @@ from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, Pr
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
+    Explain,
+    Explained,
     Forget,
     GatewayMessage,
     ModelInfo,
@@ -35,6 +38,7 @@ from octavo.common.messages.step import (
 from octavo.common.runtime import Stop
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.core import CoreSettings, SchedulerCore
+from octavo.scheduler.request_explanation import explain
 
 log = structlog.get_logger()
 
@@ -64,6 +68,8 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                min_shared_blocks=config.min_shared_blocks,
+                num_explained_requests=config.num_explained_requests,
             )
         )
         self._config = config
@@ -106,7 +112,19 @@ class SchedulerServer:
                 self.core.on_abort(gateway_id, message)
             case Forget():
                 self.core.on_forget(message)
+            case Explain():
+                explanation = self.explain(message.request_id, for_operator=False)
+                self._gateways[gateway_id].send(Explained(message.query_no, explanation))
+                return
         self._advance()
+
+    def explain(self, request_id: str, *, for_operator: bool) -> bytes:
+        """What happened to a request, as JSON; empty if it is unknown or forgotten. See docs/api.md."""
+        records = self.core.log.find(request_id)
+        if not records:
+            return b""
+        explanation = explain(request_id, records, time.monotonic(), time.time(), for_operator=for_operator)
+        return json.dumps(explanation).encode()
 
     def _on_gateway_closed(self, gateway_id: int, error: OctavoError | None) -> None:
         if error is not None:

@@ -90,7 +90,17 @@ class Forget:
     cache_salt: bytes = b""
 
 
-GatewayMessage = Submit | Abort | Forget
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Asks what happened to a request, of this gateway or another, live or ended."""
+
+    query_no: int
+    """Comes back with the answer."""
+    request_id: str
+    """If a gateway made several requests of one, `ID-0`, `ID-1` and so on, `ID` stands for all of them."""
+
+
+GatewayMessage = Submit | Abort | Forget | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +192,13 @@ class SchedulerStatus:
     """None until a worker has told it."""
 
 
-SchedulerMessage = SchedulerStatus | TokenBatch
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The answer to an `Explain`."""
+
+    query_no: int
+    explanation: bytes
+    """JSON object, UTF-8, without what tells of other tenants; empty if the request is unknown or forgotten."""
+
+
+SchedulerMessage = SchedulerStatus | TokenBatch | Explained
