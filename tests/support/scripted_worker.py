@@ -64,8 +64,6 @@ class ScriptedWorker:
         self._generations = [0] * num_blocks
         self._slots: list[_Slot | None] = [None] * max_num_seqs
         self._last_step = 0
-        self._copied: set[int] = set()
-        """Targets of copies that no table has listed since: a copy may come before its sequence's first row."""
 
     def run(self, plan: StepPlan) -> StepResult:
         assert plan.step_id == self._last_step + 1, f"step {plan.step_id} after {self._last_step}"
@@ -76,13 +74,15 @@ class ScriptedWorker:
         for opened in plan.opened_slots:
             assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
             self._slots[opened.slot] = _Slot(opened)
+        before = list(self._generations) if plan.copies else []
         renewed = self._apply_deltas(plan)
         for copy in plan.copies:
+            assert copy.source_generation == before[copy.source_id], f"copy of an old block {copy.source_id}"
+            assert copy.target_generation >= self._generations[copy.target_id], f"copy to old block {copy.target_id}"
+            before[copy.target_id] = self._generations[copy.target_id] = copy.target_generation
             self._memory[copy.target_id] = list(self._memory[copy.source_id])
-            self._copied.add(copy.target_id)
-        for block_id in renewed - self._copied:
+        for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size
-        self._copied -= renewed
         self._check_groups(plan)
         token_ids, logprobs = self._run_rows(plan)
         return StepResult(plan.step_id, token_ids, logprobs, compute_us=1000, idle_us=0)

@@ -97,7 +97,7 @@ scheduler_message = st.one_of(
 )
 
 pair_of_lists = st.lists(st.tuples(index, index), max_size=5)
-copy = st.builds(kv.BlockCopy, source_id=index, target_id=index)
+copy = st.builds(kv.BlockCopy, source_id=index, target_id=index, source_generation=index, target_generation=index)
 kv_request = st.one_of(
     st.builds(kv.OpenPool, pool_id=text, epoch=uint64, incarnation=uint64, num_blocks=index, block_size=index),
     st.builds(

@@ -103,6 +103,7 @@ def test_everything_of_a_step_is_in_one_message() -> None:
         releases=[Release(ended.sequence_id, 9)],
         admissions=[Admission(fresh.sequence_id, tuple(range(10)), b"")],
         credit_target=6,
+        last_reply_no=1,
     )
 
 
@@ -148,7 +149,7 @@ def test_starving_scheduler_asks_again_only_if_blocks_are_to_be_had() -> None:
     assert account.take_request(1, 2, is_starving=True) is None
     sent(account, acknowledged_step=2)
     account.on_reply(reply(2, counts=PoolCounts(1, 0, 99, 0, 0)))
-    assert account.take_request(2, 2, is_starving=True) == KvRequest(3, 2, credit_target=2)
+    assert account.take_request(2, 2, is_starving=True) == KvRequest(3, 2, credit_target=2, last_reply_no=2)
 
 
 def test_refused_admission_is_tried_again_when_more_is_free() -> None:

@@ -176,27 +176,62 @@ async def run_to_end(gateway: Gateway, request_no: int, prompt: list[int], num_t
     assert gateway.finished[request_no].reason is FinishReason.LENGTH
 
 
-async def test_lost_worker_or_kv_manager_is_a_pause() -> None:
-    for service in ("worker", "kvmanager"):
-        host = FakeHost()
-        host.step_s = 0.002
-        async with running(host) as (scheduler, gateway, _):
-            await eventually(lambda: gateway.statuses[-1].ready)
-            gateway.submit(1, [5, 6, 7], max_tokens=50)
-            await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
-            host.is_up = False
-            host.links[service].close()
-            await eventually(lambda: not gateway.statuses[-1].ready)
-            num_tokens = len(gateway.tokens[1])
-            gateway.submit(2, [8, 9], max_tokens=5)
-            await asyncio.sleep(0.05)
-            assert len(gateway.tokens[1]) == num_tokens
-            host.is_up = True
-            await run_to_end(gateway, 1, [5, 6, 7], 50)
-            await run_to_end(gateway, 2, [8, 9], 5)
-            assert gateway.statuses[-1].ready
-            assert scheduler.core.stats.num_pool_losses == 1
-            assert host.epochs == sorted(set(host.epochs))
+async def test_lost_worker_is_a_pause() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.is_up = False
+        host.links["worker"].close()
+        await eventually(lambda: not scheduler.core.has_worker)
+        num_tokens = len(gateway.tokens[1])
+        gateway.submit(2, [8, 9], max_tokens=5)
+        await asyncio.sleep(0.05)
+        assert len(gateway.tokens[1]) == num_tokens
+        host.is_up = True
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        await run_to_end(gateway, 2, [8, 9], 5)
+        assert scheduler.core.stats.num_pool_losses == 1
+        assert host.epochs == sorted(host.epochs)
+
+
+async def test_decode_goes_on_while_the_kv_manager_is_away() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.is_up = False
+        host.links["kvmanager"].close()
+        num_tokens = len(gateway.tokens[1])
+        gateway.submit(2, [8, 9], max_tokens=5)
+        await eventually(lambda: len(gateway.tokens[1]) >= num_tokens + BLOCK_SIZE)
+        assert gateway.statuses[-1].ready
+        assert 2 not in gateway.tokens
+        host.is_up = True
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        await run_to_end(gateway, 2, [8, 9], 5)
+        stats = scheduler.core.stats
+        assert (stats.num_pool_losses, stats.num_declarations, stats.num_kvmanager_resumes) == (0, 0, 1)
+
+
+async def test_new_kv_manager_is_told_what_the_scheduler_holds() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.kvmanager = KvManagerServer(PoolSettings(), boot_epoch=2, check_ledger=True)
+        host.links["kvmanager"].close()
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        stats = scheduler.core.stats
+        assert (stats.num_pool_losses, stats.num_declarations, stats.num_preemptions) == (0, 1, 0)
+        [pool] = host.kvmanager.pools
+        await eventually(lambda: pool.blocks.counts().active == 0)
 
 
 async def test_refused_step_starts_over_with_a_hello() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
@@ -23,6 +25,10 @@ class KvManagerConfig(ServiceConfig):
 
     hash_secret: SecretStr = SecretStr("")
     """Enters every block hash, so that nobody outside can build one. The same for all members of a deployment."""
+
+    catalogue_dir: Path | None = None
+    """Folder for what every block holds, one file per pool, so that cached prefixes outlive a death of this process.
+    Best in memory (tmpfs). Unset: only blocks of running sequences are known again."""
 
     check_ledger: bool = False
     """Check the books of the pool after every message. Slow; for tests."""

@@ -33,12 +33,12 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import Admitted, BlockCopy, DeclarePool, Forked, KvReply, KvRequest, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.beams import Beams, answer_tokens
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.branches import KeptChoices, SharedTokens, find_shared_tokens
-from octavo.scheduler.launcher import LaunchedStep, launch, select_rows
+from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
 from octavo.scheduler.request_log import RequestLog
@@ -97,6 +97,9 @@ class SchedulerCore:
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
+        self.has_worker = self.has_kvmanager = True
+        """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
+        the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -170,6 +173,37 @@ class SchedulerCore:
             self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
             self._requeue(sequence)
+
+    def declare(self) -> DeclarePool:
+        """What a KV manager must be told that knows nothing of the pool, which is as it was.
+
+        Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
+        """
+        self.stats.num_declarations += 1
+        for sequence in list(self._admitting.values()):
+            self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
+        self._allocatable_at_later = None
+        holders = {sequence.sequence_id: sequence for sequence in self._holders()}
+        for fork in list(self._account.open_forks.values()):
+            parent = holders.get(fork.parent_id)
+            if parent is None or parent.num_computed_tokens < fork.num_tokens:
+                del self._account.open_forks[fork.child_id]
+                self._on_forked(Forked(fork.child_id, Verdict.LATER))
+        declaration = self._account.declare(
+            self._holders(), self._last_launched, self._last_acknowledged, publishes=self._settings.prefix_cache
+        )
+        for fork in self._account.open_forks.values():
+            self._account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
+        return declaration
+
+    def _holders(self) -> list[Sequence]:
+        """The sequences that hold blocks which the KV manager knows of."""
+        return [*self._running.values(), *self._kept.with_blocks]
+
+    def restart_step_clock(self, now: float) -> None:
+        """The worker is back: the time of its steps on their way counts from now."""
+        for step in self._in_flight:
+            step.launched_at = now
 
     def fail_all(self, error: OctavoError) -> None:
         """End every request in `error`."""
@@ -261,6 +295,8 @@ class SchedulerCore:
         """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
         self._account.on_reply(reply)
         for forked in reply.forked:
+            if forked.verdict is not Verdict.OK:
+                self._let_go_kept(1)
             self._on_forked(forked)
         is_blocked = False
         for admitted in reply.admitted:
@@ -287,7 +323,6 @@ class SchedulerCore:
                 self._note_start(child.request, child.num_shared_tokens)
         else:
             self.log.waits(child, WaitCause.NO_BLOCKS)
-            self._let_go_kept(1)
             self._back_to_queue(child)
 
     def _on_admitted(self, admitted: Admitted) -> None:
@@ -390,7 +425,7 @@ class SchedulerCore:
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         del self._running[sequence.sequence_id]
-        self._account.release(sequence, self._last_launched)
+        self._release(sequence)
         self._slots.give_back(sequence.slot, sequence.is_open)
         if state is SequenceState.WAITING:
             sequence.drop_table()
@@ -415,12 +450,18 @@ class SchedulerCore:
     def _let_go(self, sequence: Sequence) -> None:
         """Give up the blocks of a kept choice."""
         if sequence.state is SequenceState.KEPT:
-            self._account.release(sequence, self._last_launched)
+            self._release(sequence)
             sequence.state = SequenceState.FINISHED
+
+    def _release(self, sequence: Sequence) -> None:
+        if self._copies:
+            self._copies = without_targets(self._copies, sequence.block_table)
+        self._account.release(sequence, self._last_launched)
 
     def _park_idle_beam(self) -> bool:
         """Nothing can move, and sequences wait: take blocks and slot of a beam that only waits for its search."""
-        if self._in_flight or self._admitting or self._forking or not (len(self._waiting) and self._account.is_settled):
+        may_move = self._in_flight or self._admitting or self._forking or not self._account.is_settled
+        if may_move or not (self.has_worker and len(self._waiting)):
             return False
         beam = choose_victim(
             sequence
@@ -646,14 +687,16 @@ class SchedulerCore:
         for sequence in self._kept.expire(now):
             self._let_go(sequence)
         if self._is_running:
-            self._launch(outbox.plans, now)
-            self._admit_waiting()
-            target = self._settings.credits_per_sequence * len(self._running)
-            outbox.kv_request = self._account.take_request(
-                self._last_acknowledged, target, is_starving=self._has_starved
-            )
-            if outbox.kv_request is None and not outbox.plans and self._park_idle_beam():
-                outbox.kv_request = self._account.take_request(self._last_acknowledged, target, is_starving=False)
+            if self.has_worker:
+                self._launch(outbox.plans, now)
+            if self.has_kvmanager:
+                self._admit_waiting()
+                target = self._settings.credits_per_sequence * len(self._running)
+                outbox.kv_request = self._account.take_request(
+                    self._last_acknowledged, target, is_starving=self._has_starved
+                )
+                if outbox.kv_request is None and not outbox.plans and self._park_idle_beam():
+                    outbox.kv_request = self._account.take_request(self._last_acknowledged, target, is_starving=False)
         outbox.batches, self._batches = self._batches, {}
         if len(self._waiting):
             self.log.head_waits(self._waiting.peek(), self._why_head_waits())
@@ -661,7 +704,7 @@ class SchedulerCore:
         return outbox
 
     def _why_head_waits(self) -> WaitCause:
-        if not self._is_running:
+        if not (self._is_running and self.has_kvmanager):
             return WaitCause.POOL_LOST
         if self._allocatable_at_later is not None:
             return WaitCause.NO_BLOCKS
@@ -670,19 +713,37 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
+            selection = self._select_rows()
+            if selection.num_starved and not self.has_kvmanager and self._recycle():
+                selection = self._select_rows()
             self._has_starved = selection.num_starved > 0
             if not selection.rows:
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, self._sharing, now)
+            plan, step = launch(
+                self._last_launched,
+                selection.rows,
+                self._slots,
+                self._copies,
+                self._sharing,
+                now,
+                acknowledged_step=self._last_acknowledged,
+            )
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)
-        if self._has_starved and self._account.is_dry:
+        if self._has_starved and self._account.is_dry and self.has_kvmanager:
             self._preempt_one()
         if has_room:
             self._note_stall(launched=bool(plans), now=now)
+
+    def _recycle(self) -> bool:
+        num_made = self._account.recycle(self._last_acknowledged, self._holders())
+        self.stats.num_recycled_blocks += num_made
+        return num_made > 0
+
+    def _select_rows(self) -> Selection:
+        return select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
 
     def _note_stall(self, *, launched: bool, now: float) -> None:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""

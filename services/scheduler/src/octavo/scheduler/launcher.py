@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
@@ -24,7 +24,7 @@ LaunchedRow = tuple[Sequence, int, int]
 """(sequence that had the slot at launch, position below which all is computed once the result is here, samples)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchedStep:
     """A step on its way."""
 
@@ -75,9 +75,12 @@ def launch(
     copies: list[BlockCopy],
     sharing: SharingGroups,
     now: float,
+    acknowledged_step: int = 0,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
+    plan = StepPlan(
+        step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, acknowledged_step=acknowledged_step
+    )
     for slot in plan.closed_slots:
         sharing.close(slot)
     launched: list[LaunchedRow] = []
@@ -108,6 +111,23 @@ def launch(
     plan.lengths.extend([length for _, length in rows])
     plan.groups.extend(sharing.of_rows(plan.slots))
     return plan, LaunchedStep(step_id, launched, now)
+
+
+def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[BlockCopy]:
+    """The copies that are still wanted when these blocks are given up, before any of them was made.
+
+    A copy of a block that is copied in vain itself reads that one's source.
+    """
+    kept: list[BlockCopy] = []
+    in_vain: dict[int, BlockCopy] = {}
+    for copy in copies:
+        if (origin := in_vain.get(copy.source_id)) is not None:
+            copy = replace(copy, source_id=origin.source_id, source_generation=origin.source_generation)
+        if copy.target_id in block_ids:
+            in_vain[copy.target_id] = copy
+        else:
+            kept.append(copy)
+    return kept
 
 
 def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> None:

@@ -39,6 +39,10 @@ class SchedulerCollector(Collector):
             ("octavo_wasted_rows", "Rows computed for sequences that had ended.", stats.num_wasted_rows),
             ("octavo_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions),
             ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
+            ("octavo_worker_resumes", "Links to the worker that went on.", stats.num_worker_resumes),
+            ("octavo_kvmanager_resumes", "Links to the KV manager that went on.", stats.num_kvmanager_resumes),
+            ("octavo_pool_declarations", "Times that a new KV manager was told of the pool.", stats.num_declarations),
+            ("octavo_recycled_blocks", "Blocks used again while no KV manager was there.", stats.num_recycled_blocks),
             ("octavo_worker_busy_seconds", "Time that the worker computed.", stats.worker_busy_s),
             ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
         ):

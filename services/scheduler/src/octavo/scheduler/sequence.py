@@ -106,6 +106,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     num_sent_blocks: int = 0
+    num_given_blocks: int = 0
+    """Leading blocks of the table that came with its admission or fork; later ones were credits."""
 
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
@@ -152,6 +154,7 @@ class Sequence:
         """The KV manager has given a table in which `num_computed_tokens` positions are filled."""
         self.block_table, self.generations = list(block_ids), list(generations)
         self.num_sent_blocks = 0
+        self.num_given_blocks = len(block_ids)
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.state = SequenceState.RUNNING
