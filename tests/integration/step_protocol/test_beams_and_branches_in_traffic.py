@@ -13,6 +13,7 @@ from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core import CoreSettings
 from octavo.scheduler.sequence import choice_seed
 from support.beam_reference import beam_answers
+from support.faulty_cluster import FaultyCluster
 from support.scripted_worker import expected_output, likeliest_tokens
 from support.step_cluster import StepCluster
 
@@ -62,9 +63,9 @@ def _logprobs_after(token_ids: Sequence[int]) -> dict[int, float]:
 class Traffic:
     """Random requests to one cluster, and the check of all answers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, cluster_class: type[StepCluster] = StepCluster) -> None:
         self.dice = dice = random.Random(seed)
-        self.cluster = StepCluster(
+        self.cluster = cluster_class(
             num_blocks=dice.choice([8, 12, 20, 60]),
             block_size=dice.choice([1, 4, 8]),
             max_num_seqs=dice.choice([1, 3, 5, 8]),
@@ -153,12 +154,19 @@ class Traffic:
         if self.asked and dice.random() < 0.05:
             request = dice.choice(list(self.asked))
             cluster.forget(request, self.asked[request].salt)
-        if dice.random() < 0.04:
+        if isinstance(cluster, FaultyCluster):
+            self._break(cluster)
+        elif dice.random() < 0.04:
             cluster.crash()
         if dice.random() < 0.1:
             cluster.pass_time(0.1)
         for _ in range(dice.randrange(0, 40)):
             cluster.step()
+
+    def _break(self, cluster: FaultyCluster) -> None:
+        faults = [cluster.cut_worker_link, cluster.cut_kv_link, cluster.restart_kvmanager, cluster.restart_worker]
+        if self.dice.random() < 0.15:
+            self.dice.choice(faults)(absence=self.dice.choice([0, 5, 60]))
 
     def check(self) -> None:
         cluster = self.cluster
@@ -177,7 +185,16 @@ class Traffic:
 @pytest.mark.parametrize("seed", range(60))
 def test_every_answer_is_right_and_nothing_is_left(seed: int) -> None:
     """Aborts at any moment, stops by text, crashes, tiny pools, every depth; kept answers expire in the end."""
-    traffic = Traffic(seed)
+    run_traffic(Traffic(seed))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cut_links_and_dead_services_change_no_answer(seed: int) -> None:
+    """The same with links that resume, a KV manager that is told all anew, and workers that lose everything."""
+    run_traffic(Traffic(seed, FaultyCluster))
+
+
+def run_traffic(traffic: Traffic) -> None:
     for _ in range(40):
         if traffic.dice.random() < 0.7:
             traffic.submit()

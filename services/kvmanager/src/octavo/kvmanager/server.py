@@ -130,6 +130,8 @@ class _Stream:
         try:
             for answer in self._answers(message):
                 self._link.send(answer)
+            if self._lease is not None:
+                self._lease.pool.write_catalogue()
         except OctavoError as error:
             log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
             self._link.close()
