@@ -129,7 +129,8 @@ class BlockTables:
         if publication.new_token_ids:
             table.chain.append(publication.new_token_ids)
         for index in range(table.num_published_blocks, num_full_blocks):
-            self._blocks.publish(table.block_ids[index], table.chain.key(index))
+            parent = table.chain.key(index - 1) if index else None
+            self._blocks.publish(table.block_ids[index], table.chain.key(index), parent)
         table.num_published_blocks = max(table.num_published_blocks, num_full_blocks)
 
     def release(self, sequence_id: int, last_step: int) -> None:
