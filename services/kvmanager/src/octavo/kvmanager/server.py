@@ -59,6 +59,7 @@ class KvManagerServer:
         self._settings = settings
         self.catalogues = catalogues
         self._leases: dict[str, _Lease] = {}
+        self._num_lives = 0
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
 
@@ -96,6 +97,8 @@ class KvManagerServer:
         if lease is None or not is_resumed:
             lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
             self._leases[opening.pool_id] = lease
+            self._num_lives += 1
+            lease.pool.blocks.events.life = (self.boot_epoch + self._num_lives) % 2**64
         lease.stream = stream
         log.info(
             "pool resumed" if is_resumed else "pool opened",
