@@ -42,14 +42,16 @@ class Preemption:
     def num_kept_blocks(self, victim: Sequence, num_needed: int, counts: PoolCounts) -> int | None:
         """Blocks that stay on the device when the victim is swapped, if `num_needed` are wanted; None to recompute it.
 
-        Before the link has been measured, swapping is tried. What the worker has not been told of since the sequence
-        came to run holds nothing worth saving, and a copy that it needs may be still to come.
+        Beams are recomputed: their search forks them at any time. Before the link has been measured, swapping is
+        tried. What the worker has not been told of since the sequence came to run holds nothing worth saving, and a
+        copy that it needs may be still to come.
         """
         num_blocks = len(victim.block_table)
         num_moved = num_blocks if self._swapping.num_swapped else min(num_blocks, num_needed)
         if (
             self._settings.mode == "recompute"
             or not victim.is_open
+            or victim.request.beams is not None
             or num_moved > counts.host_free + counts.host_cached
             or (
                 self._settings.mode == "auto"

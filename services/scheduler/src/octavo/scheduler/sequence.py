@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.common.messages.generation import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.scheduler.beams import Beams
 
 _MASK_64 = 2**64 - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -42,6 +46,20 @@ class Request:
     """Prompt and output tokens at which a choice ends."""
     has_started: bool = False
     """The gateway has been told that the prompt has its blocks."""
+    beams: Beams | None = None
+    """Set for a beam search. Its sequences are there, and no choice has one."""
+    keep_s: float = 0.0
+    """Seconds for which choices can be branched from after their end."""
+
+    @property
+    def sequences(self) -> set[Sequence]:
+        """All that are alive."""
+        found = {sequence for sequence in self.live.values() if sequence is not None}
+        if self.beams is not None:
+            found.update(self.beams.sequences)
+        elif not self.has_fanned_out:
+            found.add(self.leader)
+        return found
 
 
 class SequenceState(enum.Enum):
@@ -57,9 +75,12 @@ class SequenceState(enum.Enum):
        |           |  |      | |         v          v  | LATER
        |           |  +------|-|----> WAITING   SWAPPING_IN    (from ADMITTING if host memory holds a prefix)
        |           v         | |                    |
-       +-- LATER - FORKING --+ +--------------------+          (choices 1 to n - 1 start FORKING)
+       +-- LATER - FORKING --+ +--------------------+          (choices 1 to n - 1, beams and branches)
 
     A SWAPPED sequence whose deadline has passed, or that is in the way, goes to WAITING.
+
+    A choice that is kept goes from RUNNING to KEPT, and to FINISHED when its blocks are wanted. A beam that has its
+    result, and is preempted before its search has decided, goes to PARKED, and to WAITING once it is to go on.
     """
 
     WAITING = enum.auto()  # in the queue, holds no blocks
@@ -70,6 +91,8 @@ class SequenceState(enum.Enum):
     SWAPPING_OUT = enum.auto()  # its blocks are being copied to host memory
     SWAPPED = enum.auto()  # in host memory, wholly or from some block on; holds no slot
     SWAPPING_IN = enum.auto()  # has asked for blocks that host memory fills, or waits for the copy; holds a slot
+    PARKED = enum.auto()  # a beam that needs no blocks before its search decides, and holds none
+    KEPT = enum.auto()  # has ended; holds blocks and no slot
     FINISHED = enum.auto()
 
 
@@ -113,6 +136,10 @@ class Sequence:
     """Tokens when it last came to run; with the present number it tells the progress since."""
     left_at: float = 0.0
     """When it was swapped."""
+    num_shared_tokens: int = 0
+    """While FORKING: the positions that it asked to share."""
+    is_host_fed: bool = False
+    """Its next input is chosen here, from the result: no row is planned while a sample is on its way."""
     awaits_token: bool = True
     """It has given no token since it was new or got its blocks anew."""
 
@@ -139,6 +166,11 @@ class Sequence:
     def num_tokens_to_launch(self) -> int:
         """Positions that could be computed next; 1 is a decode."""
         return len(self.token_ids) + self.num_pending_samples - self.num_launched_tokens
+
+    def cut_output(self, num_output_tokens: int) -> None:
+        """Forget what was sampled after so many output tokens. The sequence gets no further row."""
+        del self.token_ids[self.request.num_prompt_tokens + num_output_tokens :]
+        self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids))
 
     @property
     def seeds(self) -> tuple[int, ...]:
