@@ -250,6 +250,7 @@ class PoolMachine(RuleBasedStateMachine):
         if forked.copy is not None:
             assert forked.copy.source_id == parent.blocks[num_full]
             assert forked.copy.target_id == forked.block_ids[num_full]
+            assert forked.copy.target_generation == forked.generations[num_full]
             self.hand_out(forked.block_ids[num_full], forked.generations[num_full])
             self.changes.append(forked.copy)
         child = Sequence(
