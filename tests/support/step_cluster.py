@@ -78,10 +78,12 @@ class StepCluster:
         self.open()
 
     def submit(self, prompt: list[int], max_tokens: int, **params: Any) -> int:
-        salt = params.pop("cache_salt", b"")
+        salt, priority = params.pop("cache_salt", b""), params.pop("priority", 0)
         request_no = next(self._request_nos)
         options = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
-        self.core.on_submit(GATEWAY, Submit(request_no, f"request-{request_no}", tuple(prompt), options, salt))
+        self.core.on_submit(
+            GATEWAY, Submit(request_no, f"request-{request_no}", tuple(prompt), options, salt, priority)
+        )
         self._advance()
         return request_no
 
@@ -91,7 +93,7 @@ class StepCluster:
 
     def step(self) -> bool:
         """Deliver one message. False if none is on its way."""
-        deliveries: list[Callable[[], None]] = []
+        deliveries: list[Callable[[], object]] = []
         if self._plans:
             deliveries.append(lambda: self._results.append(self.worker.run(self._plans.popleft())))
         if self._requests:
@@ -100,6 +102,8 @@ class StepCluster:
             deliveries.append(lambda: self._deliver(self.core.on_step_result, self._results))
         if self._replies:
             deliveries.append(lambda: self._deliver(self.core.on_kv_reply, self._replies))
+        if self.pool.arrivals.has_unhashed:
+            deliveries.append(self.pool.hash_slice)
         if not deliveries:
             return False
         self.random.choice(deliveries)()
@@ -125,7 +129,7 @@ class StepCluster:
         assert violations(self.pool) == []
         counts = self.pool.blocks.counts()
         assert counts.active == counts.quarantined == counts.granted == 0
-        assert len(self.pool.tables) == 0
+        assert len(self.pool.tables) == len(self.pool.tables.flights) == len(self.pool.arrivals) == 0
 
     def _serve_kv_request(self) -> None:
         self._replies.append(self.pool.apply(self._requests.popleft()))

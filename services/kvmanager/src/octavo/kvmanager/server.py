@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import structlog
@@ -40,6 +41,7 @@ class KvManagerServer:
         self._leases: dict[str, _Lease] = {}
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
+        self._hashing: list[Pool] = []
 
     @property
     def pools(self) -> list[Pool]:
@@ -57,6 +59,18 @@ class KvManagerServer:
         """Serve a scheduler's stream."""
         stream = _Stream(self, link)
         link.bind(stream.receive, stream.ended)
+
+    def hash_arrivals(self, pool: Pool) -> None:
+        """Hash what has arrived in the pool: a slice now and then on the loop, between its messages."""
+        if pool.arrivals.has_unhashed and pool not in self._hashing:
+            self._hashing.append(pool)
+            asyncio.get_running_loop().call_soon(self._hash_slice, pool)
+
+    def _hash_slice(self, pool: Pool) -> None:
+        if pool.hash_slice() and pool in self.pools:
+            asyncio.get_running_loop().call_soon(self._hash_slice, pool)
+        else:
+            self._hashing.remove(pool)
 
     def open_pool(self, opening: OpenPool, stream: _Stream) -> Pool:
         """A fresh pool for this stream. The stream that drove the pool before, if any, is closed.
@@ -94,6 +108,8 @@ class _Stream:
     def receive(self, message: KvManagerRequest) -> None:
         try:
             self._link.send(self._answer(message))
+            if self._pool is not None:
+                self._server.hash_arrivals(self._pool)
         except OctavoError as error:
             log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
             self._link.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 
 from octavo.common.errors import MessageGapError
-from octavo.common.messages.kv import Admission, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
+from octavo.common.messages.kv import Admission, Arrival, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
 from octavo.scheduler.sequence import Sequence
+
+MAX_ARRIVAL_TOKENS = 32_768
+"""Tokens of arrivals that one message carries, beside those of its admissions; a longer one goes alone."""
 
 
 class BlockAccount:
@@ -30,6 +34,9 @@ class BlockAccount:
         self._releases: list[Release] = []
         self._returned: list[int] = []
         self._admissions: list[Admission] = []
+        self._arrivals: dict[int, Arrival] = {}
+        """Not told yet, by sequence."""
+        self._num_publications = 0
 
     @property
     def num_credits(self) -> int:
@@ -70,16 +77,21 @@ class BlockAccount:
         self._spent.append((sequence.sequence_id, block_id))
         return True
 
-    def publish(self, sequence: Sequence) -> None:
-        """Tell of full blocks that were computed since the last time, with tokens that the manager lacks."""
+    def publish(self, sequence: Sequence) -> bool:
+        """Tell of full blocks that were computed since the last time, with tokens that the manager lacks.
+
+        False if there are none."""
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_published_blocks:
-            return
+            return False
         sequence.num_published_blocks = num_full
         told, end = sequence.num_told_tokens, num_full * self.block_size
         new_tokens = tuple(sequence.token_ids[told:end])
         sequence.num_told_tokens = max(told, end)
         self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
+        self._num_publications += 1
+        sequence.last_publication_no = self._num_publications
+        return True
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         self._forks.append(Fork(parent.sequence_id, child.sequence_id, num_tokens))
@@ -88,10 +100,27 @@ class BlockAccount:
         """`last_step`: the last step launched so far, which may still write to the sequence's blocks."""
         self._releases.append(Release(sequence.sequence_id, last_step))
 
-    def admit(self, sequence: Sequence) -> None:
-        self._admissions.append(
-            Admission(sequence.sequence_id, tuple(sequence.token_ids), sequence.request.salt),
-        )
+    def arrive(self, sequence: Sequence) -> None:
+        """The sequence will ask for blocks for the tokens that it has now."""
+        if not sequence.has_arrived:
+            sequence.has_arrived = True
+            self._arrivals[sequence.sequence_id] = Arrival(
+                sequence.sequence_id, array("i", sequence.token_ids), sequence.request.salt
+            )
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence will not ask for blocks."""
+        if not sequence.has_arrived:
+            return
+        sequence.has_arrived = False
+        if self._arrivals.pop(sequence.sequence_id, None) is None:
+            self._releases.append(Release(sequence.sequence_id, last_step=0))
+
+    def admit(self, sequence: Sequence, *, computes_itself: bool) -> None:
+        """`computes_itself`: it does not wait for another sequence that computes its next block."""
+        self.arrive(sequence)
+        sequence.asked_at_publication_no = self._num_publications
+        self._admissions.append(Admission(sequence.sequence_id, computes_itself=computes_itself))
 
     def take_request(self, acknowledged_step: int, credit_target: int, *, is_starving: bool) -> KvRequest | None:
         """The next message, or None if there is nothing to say.
@@ -107,6 +136,7 @@ class BlockAccount:
             or self._releases
             or self._returned
             or self._admissions
+            or (self._arrivals and self.is_settled)
         )
         if not has_news:
             return None
@@ -120,12 +150,24 @@ class BlockAccount:
             returned_credits=self._returned,
             admissions=self._admissions,
             credit_target=credit_target,
+            arrivals=self._take_arrivals(),
         )
         self._next_message_no += 1
         self._told_step = acknowledged_step
         self._spent, self._publications, self._forks = [], [], []
         self._releases, self._returned, self._admissions = [], [], []
         return request
+
+    def _take_arrivals(self) -> list[Arrival]:
+        """Those that the message's admissions need, then others in order as far as the message may grow."""
+        pending = self._arrivals
+        arrivals = [pending.pop(one.sequence_id) for one in self._admissions if one.sequence_id in pending]
+        num_tokens = 0
+        while pending and num_tokens < MAX_ARRIVAL_TOKENS:
+            arrival = pending.pop(next(iter(pending)))
+            num_tokens += len(arrival.token_ids)
+            arrivals.append(arrival)
+        return arrivals
 
     def on_reply(self, reply: KvReply) -> None:
         """Take the credits of a reply, and put aside what it recalls. Raises MessageGapError if one is missing."""

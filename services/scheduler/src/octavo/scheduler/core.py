@@ -33,7 +33,7 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict, WaitReason
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
@@ -54,6 +54,7 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    single_flight_timeout_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -82,6 +83,8 @@ class SchedulerCore:
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
+        self._now = 0.0
+        """Of the last `advance`."""
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -104,6 +107,11 @@ class SchedulerCore:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_parked(self) -> int:
+        """Of those that wait, the ones that wait for a block that another sequence computes."""
+        return self._waiting.num_parked
 
     @property
     def num_running(self) -> int:
@@ -136,6 +144,8 @@ class SchedulerCore:
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
         self._is_running = True
+        for sequence in self._waiting:
+            self._account.arrive(sequence)
 
     def pool_lost(self) -> None:
         """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
@@ -143,10 +153,14 @@ class SchedulerCore:
             return
         self._is_running = False
         self.stats.num_pool_losses += 1
+        for sequence in self._waiting:
+            sequence.has_arrived = False
+        self._waiting.wake_all()
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
         self._forget_pool()
         for sequence in interrupted:
             sequence.drop_table()
+            sequence.has_arrived = False
             if sequence.is_aborted:
                 sequence.state = SequenceState.FINISHED
             else:
@@ -175,6 +189,7 @@ class SchedulerCore:
             params=submit.params,
             num_prompt_tokens=len(submit.prompt_token_ids),
             salt=submit.cache_salt,
+            priority=submit.priority,
         )
         leader = self._new_sequence(request, 0, next(self._arrivals), list(submit.prompt_token_ids))
         request.live = dict.fromkeys(range(submit.params.n))
@@ -182,7 +197,7 @@ class SchedulerCore:
         request.leader = leader
         self._requests[gateway_id, submit.request_no] = request
         self.stats.num_prompt_tokens += len(submit.prompt_token_ids)
-        self._waiting.push(leader)
+        self._enqueue(leader)
 
     def on_abort(self, gateway_id: int, abort: Abort) -> None:
         request = self._requests.get((gateway_id, abort.request_no))
@@ -268,13 +283,29 @@ class SchedulerCore:
                     self.stats.num_cached_prompt_tokens += num_cached
                     self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
             case Verdict.LATER:
-                self._allocatable_at_later = self._account.counts.allocatable
-                self._back_to_queue(sequence)
+                self._on_later(sequence, admitted)
             case Verdict.NEVER:
+                sequence.has_arrived = False
                 self._back_to_queue(sequence)
                 if not sequence.is_aborted:
                     num_tokens = len(sequence.token_ids)
                     self._fail(request, PromptTooLongError(f"{num_tokens} tokens exceed the whole KV-block pool"))
+
+    def _on_later(self, sequence: Sequence, admitted: Admitted) -> None:
+        """Too few blocks hold up all; who is hashed later, or waits for a leader, holds up nobody."""
+        reason = admitted.wait_reason
+        sequence.is_hashing = reason is WaitReason.HASHING
+        if reason in (WaitReason.NO_BLOCKS, WaitReason.NONE):
+            self._allocatable_at_later = self._account.counts.allocatable
+        leader = self._running.get(admitted.awaited_sequence_id)
+        # The leader may have moved on since: then it is worth asking again at once.
+        if leader is None or sequence.is_aborted or leader.last_publication_no > sequence.asked_at_publication_no:
+            self._back_to_queue(sequence)
+            return
+        self._slots.give_back(sequence.slot, is_open=False)
+        sequence.drop_table()
+        self.stats.num_single_flight_waits += 1
+        self._waiting.park(sequence, leader, self._now + self._settings.single_flight_timeout_s)
 
     def _back_to_queue(self, sequence: Sequence) -> None:
         """It got no blocks."""
@@ -282,8 +313,15 @@ class SchedulerCore:
         sequence.drop_table()
         if sequence.is_aborted:
             sequence.state = SequenceState.FINISHED
+            self._account.forget(sequence)
         else:
-            self._waiting.push(sequence)
+            self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Wait in line, with all the tokens there are."""
+        self._waiting.push(sequence)
+        if self._is_running:
+            self._account.arrive(sequence)
 
     def _admit_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
@@ -297,7 +335,7 @@ class SchedulerCore:
         budget = self._max_num_batched_tokens
         backlog = [
             num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
-        ] + [len(sequence.token_ids) for sequence in self._admitting.values()]
+        ] + [len(sequence.token_ids) for sequence in self._admitting.values() if not sequence.is_hashing]
         while self._slots.num_free and not has_prefill_backlog(backlog, budget):
             sequence = self._waiting.peek()
             if sequence is None:
@@ -306,8 +344,10 @@ class SchedulerCore:
             sequence.state = SequenceState.ADMITTING
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
-            self._account.admit(sequence)
-            backlog.append(len(sequence.token_ids))
+            computes_itself = sequence.computes_itself or not self._settings.prefix_cache
+            self._account.admit(sequence, computes_itself=computes_itself)
+            if not sequence.is_hashing:
+                backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:
         """Take the blocks of the sequence that came last; it recomputes later."""
@@ -332,9 +372,10 @@ class SchedulerCore:
         del self._running[sequence.sequence_id]
         self._account.release(sequence, self._last_launched)
         self._slots.give_back(sequence.slot, sequence.is_open)
+        self._waiting.wake(sequence.sequence_id)
         if state is SequenceState.WAITING:
             sequence.drop_table()
-            self._waiting.push(sequence)
+            self._enqueue(sequence)
         else:
             sequence.state = state
 
@@ -363,8 +404,8 @@ class SchedulerCore:
     def _accept_row(self, row: LaunchedRow, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
         sequence = row.sequence
         sequence.num_computed_tokens = row.end
-        if self._settings.prefix_cache:
-            self._account.publish(sequence)
+        if self._settings.prefix_cache and self._account.publish(sequence):
+            self._waiting.wake(sequence.sequence_id)
         if token_ids:
             sequence.num_pending_samples -= 1
             if -1 in token_ids:
@@ -408,7 +449,7 @@ class SchedulerCore:
     def _fork_or_queue(self, leader: Sequence, child: Sequence) -> None:
         """A child shares its parent's blocks if a slot is free, else it waits like a preempted sequence."""
         if not self._slots.num_free:
-            self._waiting.push(child)
+            self._enqueue(child)
             return
         child.slot = self._slots.take()
         self._forking[child.sequence_id] = child
@@ -438,6 +479,8 @@ class SchedulerCore:
         match sequence.state:
             case SequenceState.WAITING:
                 self._waiting.discard(sequence)
+                if self._is_running:
+                    self._account.forget(sequence)
             case SequenceState.ADMITTING | SequenceState.FORKING:
                 sequence.is_aborted = True
             case SequenceState.RUNNING | SequenceState.LEAVING:
@@ -461,6 +504,8 @@ class SchedulerCore:
     def advance(self, now: float) -> Outbox:
         """Launch what can be launched, and collect what is to be sent. Call it after every event."""
         outbox = Outbox()
+        self._now = now
+        self._waiting.expire(now)
         if self._is_running:
             self._launch(outbox.plans, now)
             self._admit_waiting()

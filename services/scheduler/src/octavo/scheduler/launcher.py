@@ -70,6 +70,7 @@ def select_rows(
         else:
             num_starved += 1
     if prefills:
+        prefills.sort(key=lambda prefill: prefill[0].priority)
         rows += share_budget(prefills, max_num_batched_tokens - len(rows))
     return Selection(rows, num_starved)
 

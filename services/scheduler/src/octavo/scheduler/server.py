@@ -62,6 +62,7 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                single_flight_timeout_s=config.single_flight_timeout_s,
             )
         )
         self._config = config
@@ -277,6 +278,7 @@ class SchedulerServer:
             done, _ = await asyncio.wait([self._lost], timeout=_WATCH_INTERVAL_S)
             if done:
                 return self._lost.result()
+            self._advance()  # deadlines may have passed
             now = time.monotonic()
             launched_at = self.core.oldest_launch_at
             if launched_at is not None and now - launched_at > self._config.step_timeout_s:
