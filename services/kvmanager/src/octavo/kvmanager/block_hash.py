@@ -4,8 +4,8 @@
     namespace = H( r scheme | c salt | a adapter | g load generation of the adapter )
     block i   = H( p block i - 1, or the namespace | t tokens )
 
-H is SHA-256, or XXH3-128 by option. Every part is written as its one-byte tag, then 0 if it is absent, else 1, its length
-as uint32 and its bytes; tokens are packed as int32; all integers are little-endian. See docs/kvmanager.md.
+H is SHA-256, or XXH3-128 by option. Every part is written as its one-byte tag, then 0 if it is absent, else 1, its
+length as uint32 and its bytes; tokens are packed as int32; all integers are little-endian. See docs/kvmanager.md.
 """
 
 from __future__ import annotations

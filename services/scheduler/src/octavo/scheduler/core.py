@@ -294,7 +294,7 @@ class SchedulerCore:
     def _on_later(self, sequence: Sequence, admitted: Admitted) -> None:
         """Too few blocks hold up all; who is hashed later, or waits for a leader, holds up nobody."""
         reason = admitted.wait_reason
-        sequence.is_hashing = reason is WaitReason.HASHING
+        sequence.is_tentative = reason in (WaitReason.HASHING, WaitReason.IN_FLIGHT)
         if reason in (WaitReason.NO_BLOCKS, WaitReason.NONE):
             self._allocatable_at_later = self._account.counts.allocatable
         leader = self._running.get(admitted.awaited_sequence_id)
@@ -335,7 +335,7 @@ class SchedulerCore:
         budget = self._max_num_batched_tokens
         backlog = [
             num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
-        ] + [len(sequence.token_ids) for sequence in self._admitting.values() if not sequence.is_hashing]
+        ] + [len(sequence.token_ids) for sequence in self._admitting.values() if not sequence.is_tentative]
         while self._slots.num_free and not has_prefill_backlog(backlog, budget):
             sequence = self._waiting.peek()
             if sequence is None:
@@ -346,7 +346,7 @@ class SchedulerCore:
             self._admitting[sequence.sequence_id] = sequence
             computes_itself = sequence.computes_itself or not self._settings.prefix_cache
             self._account.admit(sequence, computes_itself=computes_itself)
-            if not sequence.is_hashing:
+            if not sequence.is_tentative:
                 backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from octavo.scheduler.sequence import Sequence, SequenceState
 
-
 PLACES_PER_PRIORITY = 1000
 """Places in line that one level of priority is worth. So nobody waits for more than so many later ones a level."""
 

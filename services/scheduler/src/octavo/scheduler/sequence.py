@@ -94,8 +94,8 @@ class Sequence:
     """The request's, or the lowest of those that wait for this sequence. Lower is served first."""
     has_arrived: bool = False
     """The KV manager knows, or is about to be told, the tokens of the sequence, which holds no blocks."""
-    is_hashing: bool = False
-    """It was told to ask again once its tokens are hashed."""
+    is_tentative: bool = False
+    """It had to wait for its hashes or for its leader, may have to again, and so must not keep others from asking."""
     leader_id: int = 0
     """The sequence that computes its next block, while it waits for that; else 0."""
     flight_deadline: float = 0.0
@@ -138,7 +138,7 @@ class Sequence:
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.state = SequenceState.RUNNING
-        self.has_arrived = self.is_hashing = self.computes_itself = False
+        self.has_arrived = self.is_tentative = self.computes_itself = False
 
     def drop_table(self) -> None:
         """Blocks and slot are gone; tokens stay."""
