@@ -25,7 +25,7 @@ export GOMP_SPINCOUNT  ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install install-dev serve bench test test-full lint format proto clean
+.PHONY: help install install-dev serve bench test test-full lint format proto docs clean
 
 help: ## List the targets
 	@echo 'Targets:'
@@ -61,6 +61,9 @@ format: $(DEV_DONE) ## Format the code and repair what ruff can
 
 proto: $(VENV_DONE) ## Compile the .proto files into proto/gen
 	$(PIP) --quiet --no-deps -e proto
+
+docs: $(PACKAGES_DONE) ## Write the tables of docs/*.md anew from the code
+	$(BIN)/python docs/generate_reference.py
 
 install: $(PACKAGES_DONE) ## Set up .venv with the services and the octavo command
 

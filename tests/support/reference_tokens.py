@@ -50,13 +50,14 @@ def tiny_references(model: TinyModel, num_tokens: int) -> list[Reference]:
     shared = prompt_of(40)
     prompts = [prompt_of(length) for length in (1, 15, 16, 17, 31, 32, 33, 64, 65, 100, 150)]
     prompts += [shared + prompt_of(9), shared + prompt_of(24), shared[:20] + prompt_of(50)]
-    return [_reference(model, f"{len(prompt)} tokens", prompt, num_tokens) for prompt in prompts]
+    return [tiny_reference(model, prompt, num_tokens) for prompt in prompts]
 
 
-def _reference(model: TinyModel, name: str, prompt: list[int], num_tokens: int) -> Reference:
+def tiny_reference(model: TinyModel, prompt: list[int], num_tokens: int) -> Reference:
+    """What transformers makes of one prompt."""
     output = model.greedy(prompt, num_tokens)
     best = torch.topk(model.logits(prompt + output)[len(prompt) - 1 : -1], 2).values
-    return Reference(name, prompt, output, (best[:, 0] - best[:, 1]).tolist())
+    return Reference(f"{len(prompt)} tokens", prompt, output, (best[:, 0] - best[:, 1]).tolist())
 
 
 async def assert_follows(reference: Reference, continue_from: Continue, num_tokens: int | None = None) -> None:

@@ -11,6 +11,8 @@ from octavo.common.links import Link, local_pair
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
+    Explain,
+    Explained,
     FinishReason,
     GatewayMessage,
     ModelInfo,
@@ -63,6 +65,10 @@ class ScriptedScheduler:
         self.model = model
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
+        self.explanations: dict[str, bytes] = {}
+        """By request id."""
+        self.is_silent = False
+        """Questions stay without an answer."""
         self.is_away = False
         """Connections are refused."""
         self._running: dict[int, _Running] = {}
@@ -109,6 +115,8 @@ class ScriptedScheduler:
             self._on_abort(message)
         elif isinstance(message, Submit):
             self._on_submit(message)
+        elif isinstance(message, Explain) and self._link is not None and not self.is_silent:
+            self._link.send(Explained(message.query_no, self.explanations.get(message.request_id, b"")))
 
     def _on_submit(self, message: Submit) -> None:
         self.submits.append(message)

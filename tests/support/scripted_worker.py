@@ -47,6 +47,7 @@ class ScriptedWorker:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.num_rows = 0
+        self.num_grouped_rows = 0
         self.largest_step = 0
         self._memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
         self._generations = [0] * num_blocks
@@ -62,12 +63,29 @@ class ScriptedWorker:
         for opened in plan.opened_slots:
             assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
             self._slots[opened.slot] = _Slot(opened)
+        before = list(self._generations) if plan.copies else []
         renewed = self._apply_deltas(plan)
         for copy in plan.copies:
+            assert copy.source_generation == before[copy.source_id], f"copy of an old block {copy.source_id}"
+            assert copy.target_generation >= self._generations[copy.target_id], f"copy to old block {copy.target_id}"
+            before[copy.target_id] = self._generations[copy.target_id] = copy.target_generation
             self._memory[copy.target_id] = list(self._memory[copy.source_id])
         for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size
+        self._check_groups(plan)
         return StepResult(plan.step_id, self._run_rows(plan), [], compute_us=1000, idle_us=0)
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        """Every group names rows of this plan, each once, that share the blocks and write to none of them."""
+        starts = dict(zip(plan.slots, plan.starts, strict=True))
+        grouped = [slot for group in plan.groups for slot in group.slots]
+        assert len(set(grouped)) == len(grouped), "a row is in two groups"
+        for group in plan.groups:
+            assert len(group.slots) > 1 and group.num_blocks > 0
+            leading = {tuple(self._slot(slot).table[: group.num_blocks]) for slot in group.slots}
+            assert len(leading) == 1 and len(leading.pop()) == group.num_blocks, "a group shares fewer blocks"
+            assert all(starts[slot] >= group.num_blocks * self.block_size for slot in group.slots)
+        self.num_grouped_rows += len(grouped)
 
     def _apply_deltas(self, plan: StepPlan) -> set[int]:
         renewed = set()

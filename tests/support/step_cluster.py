@@ -15,6 +15,7 @@ from octavo.common.messages.generation import (
     RequestFailed,
     SamplingParams,
     Submit,
+    TokenBatch,
 )
 from octavo.common.messages.kv import OpenPool
 from octavo.kvmanager.ledger import violations
@@ -144,7 +145,9 @@ class StepCluster:
         self._plans.extend(outbox.plans)
         if outbox.kv_request is not None:
             self._requests.append(outbox.kv_request)
-        batch = outbox.batches.get(GATEWAY)
+        self._take_batch(outbox.batches.get(GATEWAY))
+
+    def _take_batch(self, batch: TokenBatch | None) -> None:
         if batch is None:
             return
         for started in batch.started:

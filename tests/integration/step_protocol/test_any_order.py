@@ -257,6 +257,7 @@ def test_random_traffic_ends_right_and_leaves_nothing(seed: int) -> None:
             pipeline_depth=dice.choice([1, 2, 2, 3]),
             prefix_cache=dice.random() < 0.8,
             credits_per_sequence=dice.choice([1, 2, 4]),
+            min_shared_blocks=dice.choice([1, 2, 4]),
         ),
         seed=seed,
     )

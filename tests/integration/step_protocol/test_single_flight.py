@@ -48,7 +48,7 @@ def test_others_do_not_wait_behind_followers() -> None:
     cluster = StepCluster(num_blocks=400, max_model_len=600, settings=CoreSettings(max_num_batched_tokens=16))
     prefix = some_prompt(500)
     leader, follower = (cluster.submit([*prefix, own], max_tokens=1) for own in (1, 2))
-    other = cluster.submit(some_prompt(20, first=9), max_tokens=1)
+    other = cluster.submit(some_prompt(7, first=9), max_tokens=1)
     while (other, 0) not in cluster.finished:
         cluster.step()
     assert (leader, 0) not in cluster.finished

@@ -58,6 +58,7 @@ gateway_message = st.one_of(
         cache_salt=st.binary(max_size=9),
     ),
     st.builds(generation.Abort, request_no=index, choice_index=st.none() | index),
+    st.builds(generation.Explain, query_no=index, request_id=text),
 )
 model = st.builds(
     generation.ModelInfo,
@@ -69,6 +70,7 @@ model = st.builds(
     block_size=index,
 )
 scheduler_message = st.one_of(
+    st.builds(generation.Explained, query_no=index, explanation=st.binary(max_size=9)),
     st.builds(generation.SchedulerStatus, ready=st.booleans(), reason=text, model=st.none() | model),
     st.builds(
         generation.TokenBatch,
@@ -96,7 +98,7 @@ scheduler_message = st.one_of(
 )
 
 pair_of_lists = st.lists(st.tuples(index, index), max_size=5)
-copy = st.builds(kv.BlockCopy, source_id=index, target_id=index)
+copy = st.builds(kv.BlockCopy, source_id=index, target_id=index, source_generation=index, target_generation=index)
 kv_request = st.one_of(
     st.builds(kv.OpenPool, pool_id=text, epoch=uint64, incarnation=uint64, num_blocks=index, block_size=index),
     st.builds(

@@ -17,7 +17,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_tail() -> None:
     forked = pool.fork(1, 2, 40)
     assert forked.block_ids == (0, 1, 3)
     assert forked.generations == (1, 1, 1)
-    assert forked.copy == BlockCopy(source_id=2, target_id=3)
+    assert forked.copy == BlockCopy(2, 3, source_generation=1, target_generation=1)
     assert [pool.pool.blocks.ref_counts[block_id] for block_id in range(4)] == [2, 2, 1, 1]
 
 
@@ -34,7 +34,7 @@ def test_a_fork_inside_the_first_block_shares_none() -> None:
     pool.admit(1, tokens(0, 40))
     forked = pool.fork(1, 2, 5)
     assert forked.block_ids == (3,)
-    assert forked.copy == BlockCopy(source_id=0, target_id=3)
+    assert forked.copy == BlockCopy(0, 3, source_generation=1, target_generation=1)
 
 
 def test_a_fork_of_a_fork_shares_with_both() -> None:

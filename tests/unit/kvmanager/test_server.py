@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from octavo.common.messages.kv import (
     Release,
     Verdict,
 )
+from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.pool import PoolSettings
 from octavo.kvmanager.server import KvManagerServer
 
@@ -56,7 +59,7 @@ def opening(pool_id: str = "group-0", epoch: int = 1, incarnation: int = 1) -> O
 
 
 def step(message_no: int, sequence_id: int | None = None) -> KvRequest:
-    admissions = [] if sequence_id is None else [Admission(sequence_id, tuple(range(20)))]
+    admissions = [] if sequence_id is None else [Admission(sequence_id, tuple(range(20)), computes_itself=True)]
     return KvRequest(message_no, 0, admissions=admissions)
 
 
@@ -165,3 +168,56 @@ async def test_pools_are_kept_apart_and_found_by_name(server: KvManagerServer) -
     assert server.find_pool("") is None
     assert [len(pool.tables) for pool in server.pools] == [1, 0]
     assert server.find_pool("group-2") is None
+
+
+def resuming(last_reply_no: int, epoch: int = 1, incarnation: int = 1, boot_epoch: int = BOOT_EPOCH) -> OpenPool:
+    return replace(
+        opening(epoch=epoch, incarnation=incarnation), resume_boot_epoch=boot_epoch, last_reply_no=last_reply_no
+    )
+
+
+async def test_lost_link_is_resumed_with_the_replies_that_were_lost(server: KvManagerServer) -> None:
+    """Reply 2 is lost with the link, and message 3 never arrived."""
+    first = Scheduler(server)
+    _, _, lost = await first.send(opening(), step(1, sequence_id=5), step(2, sequence_id=6))
+    first.link.close()
+    second = Scheduler(server)
+    opened, again = await second.send(resuming(last_reply_no=1))
+    assert opened == PoolOpened("group-0", BOOT_EPOCH, is_resumed=True, last_message_no=2)
+    assert again == lost
+    [third] = await second.send(step(3))
+    assert isinstance(third, KvReply)
+    assert third.counts.active == 4
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        resuming(1, boot_epoch=BOOT_EPOCH - 1),
+        resuming(1, epoch=2),
+        resuming(1, incarnation=2),
+        replace(resuming(1), num_blocks=9),
+    ],
+)
+async def test_pool_that_is_not_the_schedulers_own_is_opened_empty(server: KvManagerServer, asked: OpenPool) -> None:
+    await Scheduler(server).send(opening(), step(1, sequence_id=5))
+    [opened] = await Scheduler(server).send(asked)
+    assert opened == PoolOpened("group-0", BOOT_EPOCH, is_resumed=False, last_message_no=0)
+
+
+async def test_repeated_message_gets_the_answer_that_it_got_before(server: KvManagerServer) -> None:
+    scheduler = Scheduler(server)
+    _, first, second = await scheduler.send(opening(), step(1, sequence_id=5), step(2))
+    assert await scheduler.send(step(1, sequence_id=5), step(2)) == [first, second]
+
+
+async def test_stale_scheduler_is_refused_also_by_a_new_manager(tmp_path: Path) -> None:
+    old = KvManagerServer(PoolSettings(), 1, catalogues=CatalogueFolder(tmp_path))
+    await Scheduler(old).send(opening(epoch=5))
+    assert old.catalogues is not None
+    old.catalogues.close()
+    new = KvManagerServer(PoolSettings(), 2, catalogues=CatalogueFolder(tmp_path))
+    stale = Scheduler(new)
+    assert await stale.send(opening(epoch=4)) == []
+    assert stale.is_closed
+    assert len(await Scheduler(new).send(opening(epoch=5))) == 1

@@ -52,7 +52,9 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_model_len": options.max_model_len,
     }
-    kvmanager = _process("kvmanager", options, {"listen": listen("kvmanager")}, drain_s=0.2)
+    kvmanager = _process(
+        "kvmanager", options, {"listen": listen("kvmanager"), "catalogue_dir": run_dir / "blocks"}, drain_s=0.2
+    )
     worker = _process(
         "worker",
         options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
+    Explain,
+    Explained,
     GatewayMessage,
     ModelInfo,
     RequestStarted,
@@ -35,6 +38,7 @@ _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been
 _MAX_REQUEST_NO = 2**31 - 1
 _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
 _DEADLINE_CHECK_S = 0.25
+_QUERY_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ class SchedulerClient:
         self._refusal = ""
         self._next_request_no = 1
         self._parts: dict[int, _Part] = {}
+        self._query_nos = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[bytes]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -179,6 +185,20 @@ class SchedulerClient:
             part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             self._link.send(Submit(part.request_no, part_id, prompt.token_ids, prompt.params, cache_salt))
         return generation
+
+    async def explain(self, request_id: str) -> bytes:
+        """What happened to a request, as JSON; empty if the scheduler does not know it. Raises NotReadyError."""
+        if self._link is None:
+            raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
+        query_no = next(self._query_nos) & _MAX_REQUEST_NO
+        answer = self._queries[query_no] = asyncio.get_running_loop().create_future()
+        try:
+            self._link.send(Explain(query_no, request_id))
+            return await asyncio.wait_for(answer, _QUERY_TIMEOUT_S)
+        except TimeoutError:
+            raise NotReadyError(f"the scheduler has not answered within {_QUERY_TIMEOUT_S} s") from None
+        finally:
+            self._queries.pop(query_no, None)
 
     async def run(self) -> None:
         """Keep connected until cancelled. A lost link ends its requests with LinkClosedError and is opened anew."""
@@ -226,12 +246,19 @@ class SchedulerClient:
         lost = LinkClosedError("the connection to the scheduler was lost")
         for generation in {part.generation for part in self._parts.values()}:
             self._fail(generation, lost)
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(NotReadyError(lost.message))
 
     def _on_message(self, message: SchedulerMessage) -> None:
         if isinstance(message, SchedulerStatus):
             if message != self._status:
                 log.info("scheduler status changed", ready=message.ready, reason=message.reason)
             self._status = message
+        elif isinstance(message, Explained):
+            answer = self._queries.get(message.query_no)
+            if answer is not None and not answer.done():
+                answer.set_result(message.explanation)
         else:
             self._on_tokens(message)
 

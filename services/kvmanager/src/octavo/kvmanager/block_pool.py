@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import heapq
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.block_hash import BlockKey
+from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.eviction import SegmentedLru
 from octavo.kvmanager.miss_reasons import PrefixHistory
 from octavo.kvmanager.stats import KvStats
@@ -43,13 +44,20 @@ class BlockPool:
     is acknowledged. A block's generation rises each time it is handed out as new: (block, generation) names one use.
     """
 
-    def __init__(self, num_blocks: int, stats: KvStats | None = None, protected_share: float = PROTECTED_SHARE) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        stats: KvStats | None = None,
+        catalogue: Catalogue | None = None,
+        protected_share: float = PROTECTED_SHARE,
+    ) -> None:
         self.num_blocks = num_blocks
         self.stats = stats or KvStats()
         self.acknowledged_step = 0
         self.states = [BlockState.FREE] * num_blocks
         self.ref_counts = [0] * num_blocks
-        self.generations = array("i", bytes(4 * num_blocks))
+        self.generations = array("i", bytes(4 * num_blocks)) if catalogue is None else catalogue.generations
+        self._catalogue = catalogue
         self.fences = array("q", bytes(8 * num_blocks))
         self.keys: list[BlockKey | None] = [None] * num_blocks
         self.free = list(range(num_blocks - 1, -1, -1))
@@ -152,6 +160,8 @@ class BlockPool:
             self.key_to_block[key] = block_id
             self.cached.note_stored(block_id)
             self.history.note_stored(block_id, key)
+            if self._catalogue is not None:
+                self._catalogue.put(block_id, key)
 
     def flush(self, matches: Callable[[BlockKey], bool]) -> tuple[int, int]:
         """Blocks whose key matches lose it. Returns how many of them are free now, and how many are not."""
@@ -161,6 +171,8 @@ class BlockPool:
                 continue
             self._drop_key(block_id, key)
             self.history.note_flushed(key)
+            if self._catalogue is not None:
+                self._catalogue.forget(block_id)
             if self.states[block_id] is BlockState.CACHED:
                 self.cached.remove(block_id)
                 self._shelve(block_id)
@@ -197,6 +209,22 @@ class BlockPool:
         while self._fences_closed and self._fences_closed[0] <= step:
             for block_id in self._quarantine.pop(heapq.heappop(self._fences_closed)):
                 self._leave_quarantine(block_id)
+
+    def take_over(self, holders: Mapping[int, int], granted: Set[int], fence: int) -> None:
+        """Divide a fresh pool: `holders` counts references by block, `granted` are credits, the rest is quarantined
+        until step `fence` is acknowledged. Generations and keys are already those of the pool."""
+        self.free.clear()
+        for block_id in reversed(range(self.num_blocks)):
+            if block_id in holders:
+                self.states[block_id] = BlockState.ACTIVE
+                self.ref_counts[block_id] = holders[block_id]
+                self._num_active += 1
+            elif block_id in granted:
+                self.states[block_id] = BlockState.GRANTED
+                self.granted.add(block_id)
+            else:
+                self.fences[block_id] = fence
+                self._retire(block_id)
 
     def _leave_quarantine(self, block_id: int) -> None:
         # A hit may have made the block active since this entry was made, and a later release may have brought it back

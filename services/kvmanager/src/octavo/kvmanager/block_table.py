@@ -94,8 +94,24 @@ class BlockTables:
             is_publishing=parent.is_publishing,
         )
         self._tables[fork.child_id] = child
-        copy = BlockCopy(parent.block_ids[num_full_blocks], tail[0]) if tail else None
+        copy = self._copy(parent.block_ids[num_full_blocks], tail[0]) if tail else None
         return Forked(fork.child_id, Verdict.OK, tuple(child.block_ids), self.generations(child), copy)
+
+    def _copy(self, source_id: int, target_id: int) -> BlockCopy:
+        generations = self._blocks.generations
+        return BlockCopy(source_id, target_id, generations[source_id], generations[target_id])
+
+    def take_over(
+        self, sequence_id: int, block_ids: Sequence[int], chain: TokenChain, num_computed_tokens: int
+    ) -> None:
+        """A table that another manager made, whose references are counted already. Its computed blocks are published.
+
+        Raises ProtocolError if the sequence holds a table, or if tokens and blocks do not match.
+        """
+        if sequence_id in self._tables:
+            raise ProtocolError(f"sequence {sequence_id} is declared twice")
+        self._tables[sequence_id] = BlockTable(list(block_ids), chain, num_published_blocks=0)
+        self.publish(Publication(sequence_id, num_computed_tokens))
 
     def append_credit(self, sequence_id: int, block_id: int) -> None:
         """A spent credit stands at the end of the table. Raises ProtocolError for no such table or credit."""

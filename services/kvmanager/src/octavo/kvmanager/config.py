@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -32,6 +34,10 @@ class KvManagerConfig(ServiceConfig):
     protected_share: float = Field(default=PROTECTED_SHARE, ge=0, lt=1)
     """Share of a pool's blocks that may be cached prefixes which were hit and outlive those that were not; 0 is plain
     least recently used."""
+
+    catalogue_dir: Path | None = None
+    """Folder for what every block holds, one file per pool, so that cached prefixes outlive a death of this process.
+    Best in memory (tmpfs). Unset: only blocks of running sequences are known again."""
 
     check_ledger: bool = False
     """Check the books of the pool after every message. Slow; for tests."""

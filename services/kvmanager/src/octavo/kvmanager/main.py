@@ -13,6 +13,7 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.links import listen
 from octavo.common.runtime import Stop, run
+from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.metrics import KvMetrics
 from octavo.kvmanager.server import KvManagerServer
@@ -23,7 +24,8 @@ log = structlog.get_logger()
 
 async def serve(config: KvManagerConfig, stop: Stop) -> None:
     """Serve until the stop is set. Raises OSError if an address is taken."""
-    server = KvManagerServer(config.pool_settings, secrets.randbits(63), config.check_ledger)
+    catalogues = None if config.catalogue_dir is None else CatalogueFolder(config.catalogue_dir)
+    server = KvManagerServer(config.pool_settings, 1 + secrets.randbits(63), config.check_ledger, catalogues)
     REGISTRY.register(KvMetrics(server))
     listener = await listen(
         config.listen,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.common.errors import MessageGapError, ProtocolError
-from octavo.common.messages.kv import Arrival, Forked, KvReply, KvRequest, OpenPool, Release, Verdict
+from octavo.common.messages.kv import Arrival, DeclarePool, Forked, KvReply, KvRequest, OpenPool, Release, Verdict
 from octavo.kvmanager.admission import AdmissionControl
 from octavo.kvmanager.arrivals import ArrivalBook
 from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm
 from octavo.kvmanager.block_pool import PROTECTED_SHARE, BlockPool
 from octavo.kvmanager.block_table import BlockTables
+from octavo.kvmanager.catalogue import Catalogue
+from octavo.kvmanager.declaration import rebuild
 from octavo.kvmanager.flush import Flushed, FlushScope, flush
 from octavo.kvmanager.stats import KvStats
 
@@ -40,28 +42,49 @@ class Pool:
     come back, none are granted.
     """
 
-    def __init__(self, opening: OpenPool, settings: PoolSettings, stats: KvStats | None = None) -> None:
+    def __init__(
+        self,
+        opening: OpenPool,
+        settings: PoolSettings,
+        stats: KvStats | None = None,
+        catalogue: Catalogue | None = None,
+    ) -> None:
         if opening.num_blocks < 1 or opening.block_size < 1:
             raise ProtocolError(f"a pool of {opening.num_blocks} blocks of {opening.block_size} tokens")
         stats = stats or KvStats()
         self.pool_id = opening.pool_id
         self.block_size = opening.block_size
         self.stats = stats
-        self.blocks = BlockPool(opening.num_blocks, stats, settings.protected_share)
+        self.blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
         self.tables = BlockTables(self.blocks, opening.block_size)
-        hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
-        self.arrivals = ArrivalBook(hasher)
+        self._hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
+        self._catalogue = catalogue
+        self.arrivals = ArrivalBook(self._hasher)
         self._admissions = AdmissionControl(
             self.blocks,
             self.tables,
             self.arrivals,
-            hasher,
+            self._hasher,
             max(1, int(settings.watermark * opening.num_blocks)),
             stats,
         )
         self._num_hot_blocks = int(HOT_SHARE * opening.num_blocks)
         self._last_message_no = 0
+        self._is_declared = False
         self._last_reply: KvReply | None = None
+
+    @property
+    def last_message_no(self) -> int:
+        """Of the last message applied."""
+        return self._last_message_no
+
+    def declare(self, declaration: DeclarePool) -> None:
+        """Become the pool that the scheduler holds. Raises ProtocolError after the first message, or if it makes no
+        sense."""
+        if self._last_message_no or self._is_declared:
+            raise ProtocolError("a pool is declared before its first message, and once")
+        self._is_declared = True
+        rebuild(self.blocks, self.tables, self._hasher, self._catalogue, declaration)
 
     def apply(self, request: KvRequest) -> KvReply:
         """Apply one message, item by item in the order of its fields, each whole or not at all.

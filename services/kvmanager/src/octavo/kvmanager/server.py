@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from octavo.common.errors import InternalError, LinkClosedError, OctavoError, ProtocolError, StaleEpochError
 from octavo.common.links import Link
-from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, KvRequest, OpenPool, PoolOpened
+from octavo.common.messages.kv import DeclarePool, KvManagerReply, KvManagerRequest, KvRequest, OpenPool, PoolOpened
+from octavo.kvmanager.block_hash import BlockHasher
+from octavo.kvmanager.catalogue import Catalogue, CatalogueFolder
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.replies import ReplyLog
 from octavo.kvmanager.stats import KvStats
 
 log = structlog.get_logger()
@@ -21,10 +26,20 @@ KvLink = Link[KvManagerReply, KvManagerRequest]
 
 @dataclass(slots=True)
 class _Lease:
-    """The pool of one worker group and the stream that drives it."""
+    """The pool of one worker group and the stream that drives it, or drove it last."""
 
+    opening: OpenPool
     pool: Pool
     stream: _Stream
+    replies: ReplyLog = field(default_factory=ReplyLog)
+
+    def can_resume(self, opening: OpenPool) -> bool:
+        """Whether the opening is the same scheduler's, for the same life of the same memory."""
+        own, asked = (
+            (known.epoch, known.incarnation, known.num_blocks, known.block_size, known.num_host_blocks)
+            for known in (self.opening, opening)
+        )
+        return own == asked and self.replies.after(opening.last_reply_no) is not None
 
 
 class KvManagerServer:
@@ -33,14 +48,24 @@ class KvManagerServer:
     Not thread-safe: everything runs on the event loop of the links.
     """
 
-    def __init__(self, settings: PoolSettings, boot_epoch: int, check_ledger: bool = False) -> None:
+    def __init__(
+        self,
+        settings: PoolSettings,
+        boot_epoch: int,
+        check_ledger: bool = False,
+        catalogues: CatalogueFolder | None = None,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`call_soon` runs a slice of work after what waits already; by default the running event loop does."""
         self.boot_epoch = boot_epoch
         self.check_ledger = check_ledger
         self.stats = KvStats()
         self._settings = settings
+        self.catalogues = catalogues
         self._leases: dict[str, _Lease] = {}
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
+        self._call_soon = call_soon or (lambda call: asyncio.get_running_loop().call_soon(call))
         self._hashing: list[Pool] = []
 
     @property
@@ -64,37 +89,53 @@ class KvManagerServer:
         """Hash what has arrived in the pool: a slice now and then on the loop, between its messages."""
         if pool.arrivals.has_unhashed and pool not in self._hashing:
             self._hashing.append(pool)
-            asyncio.get_running_loop().call_soon(self._hash_slice, pool)
+            self._call_soon(partial(self._hash_slice, pool))
 
     def _hash_slice(self, pool: Pool) -> None:
         if pool.hash_slice() and pool in self.pools:
-            asyncio.get_running_loop().call_soon(self._hash_slice, pool)
+            self._call_soon(partial(self._hash_slice, pool))
         else:
             self._hashing.remove(pool)
 
-    def open_pool(self, opening: OpenPool, stream: _Stream) -> Pool:
-        """A fresh pool for this stream. The stream that drove the pool before, if any, is closed.
+    def open_pool(self, opening: OpenPool, stream: _Stream) -> tuple[_Lease, PoolOpened]:
+        """The pool for this stream: as it was, if the scheduler may resume it, else a fresh one.
 
-        Raises StaleEpochError if a scheduler with a higher epoch has opened the pool before.
+        The stream that drove the pool before, if any, is closed. Raises StaleEpochError if a scheduler with a higher
+        epoch has opened the pool before.
         """
-        highest = self._epochs.get(opening.pool_id, 0)
+        highest = self._highest_epoch(opening.pool_id)
         if opening.epoch < highest:
             raise StaleEpochError(f"epoch {opening.epoch} of pool {opening.pool_id!r}; it has seen {highest}")
-        pool = Pool(opening, self._settings, self.stats)
-        replaced = self._leases.get(opening.pool_id)
         self._epochs[opening.pool_id] = opening.epoch
-        self._leases[opening.pool_id] = _Lease(pool, stream)
-        if replaced is not None and replaced.stream is not stream:
-            replaced.stream.close("another stream opened its pool")
+        lease = self._leases.get(opening.pool_id)
+        is_resumed = opening.resume_boot_epoch == self.boot_epoch and lease is not None and lease.can_resume(opening)
+        if lease is not None and lease.stream is not stream:
+            lease.stream.close("another stream opened its pool")
+        if lease is None or not is_resumed:
+            lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
+            self._leases[opening.pool_id] = lease
+        lease.stream = stream
         log.info(
-            "pool opened",
+            "pool resumed" if is_resumed else "pool opened",
             pool_id=opening.pool_id,
             epoch=opening.epoch,
             incarnation=opening.incarnation,
             num_blocks=opening.num_blocks,
             block_size=opening.block_size,
         )
-        return pool
+        return lease, PoolOpened(opening.pool_id, self.boot_epoch, is_resumed, lease.pool.last_message_no)
+
+    def _highest_epoch(self, pool_id: str) -> int:
+        if pool_id not in self._epochs and self.catalogues is not None:
+            self._epochs[pool_id] = self.catalogues.epoch(pool_id)
+        return self._epochs.get(pool_id, 0)
+
+    def _catalogue(self, opening: OpenPool) -> Catalogue | None:
+        if self.catalogues is None:
+            return None
+        settings = self._settings
+        hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
+        return self.catalogues.open(opening, hasher.root.ljust(32, b"\0"))
 
 
 class _Stream:
@@ -103,13 +144,14 @@ class _Stream:
     def __init__(self, server: KvManagerServer, link: KvLink) -> None:
         self._server = server
         self._link = link
-        self._pool: Pool | None = None
+        self._lease: _Lease | None = None
 
     def receive(self, message: KvManagerRequest) -> None:
         try:
-            self._link.send(self._answer(message))
-            if self._pool is not None:
-                self._server.hash_arrivals(self._pool)
+            for answer in self._answers(message):
+                self._link.send(answer)
+            if self._lease is not None:
+                self._server.hash_arrivals(self._lease.pool)
         except OctavoError as error:
             log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
             self._link.close()
@@ -131,25 +173,34 @@ class _Stream:
 
     @property
     def _pool_id(self) -> str | None:
-        return self._pool.pool_id if self._pool is not None else None
+        return self._lease.pool.pool_id if self._lease is not None else None
 
-    def _answer(self, message: KvManagerRequest) -> KvManagerReply:
+    def _answers(self, message: KvManagerRequest) -> Iterable[KvManagerReply]:
         if isinstance(message, OpenPool):
             return self._open(message)
-        if isinstance(message, KvRequest):
-            return self._step(message)
-        raise ProtocolError(f"{type(message).__name__} is not a message of this stream")
+        if self._lease is None:
+            raise ProtocolError("a message before the pool was opened")
+        return self._apply(self._lease, message)
 
-    def _open(self, opening: OpenPool) -> PoolOpened:
-        if self._pool is not None and self._pool.pool_id != opening.pool_id:
-            raise ProtocolError(f"the stream of pool {self._pool.pool_id!r} opens pool {opening.pool_id!r}")
-        self._pool = self._server.open_pool(opening, self)
-        return PoolOpened(opening.pool_id, self._server.boot_epoch)
+    def _open(self, opening: OpenPool) -> Iterable[KvManagerReply]:
+        if self._lease is not None and self._lease.pool.pool_id != opening.pool_id:
+            raise ProtocolError(f"the stream of pool {self._lease.pool.pool_id!r} opens pool {opening.pool_id!r}")
+        self._lease, opened = self._server.open_pool(opening, self)
+        if not opened.is_resumed:
+            return [opened]
+        self._lease.replies.acknowledge(opening.last_reply_no)
+        return [opened, *(self._lease.replies.after(opening.last_reply_no) or [])]
 
-    def _step(self, request: KvRequest) -> KvManagerReply:
-        if self._pool is None:
-            raise ProtocolError("a step before the pool was opened")
-        reply = self._pool.apply(request)
-        if self._server.check_ledger and (found := violations(self._pool)):
-            raise InternalError(f"after message {request.message_no}: {'; '.join(found)}")
-        return reply
+    def _apply(self, lease: _Lease, message: KvRequest | DeclarePool) -> Iterable[KvManagerReply]:
+        if isinstance(message, DeclarePool):
+            lease.pool.declare(message)
+            reply = None
+        elif message.message_no <= lease.pool.last_message_no:
+            reply = lease.replies.find(message.message_no)
+        else:
+            lease.replies.acknowledge(message.last_reply_no)
+            reply = lease.pool.apply(message)
+            lease.replies.keep(reply)
+        if self._server.check_ledger and (found := violations(lease.pool)):
+            raise InternalError(f"after {type(message).__name__}: {'; '.join(found)}")
+        return [] if reply is None else [reply]

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from octavo.common.errors import MessageGapError
-from octavo.common.messages.kv import Admission, Arrival, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
+from octavo.common.messages.kv import (
+    Admission,
+    Arrival,
+    DeclaredTable,
+    DeclarePool,
+    Fork,
+    KvReply,
+    KvRequest,
+    PoolCounts,
+    Publication,
+    Release,
+)
+from octavo.scheduler.recycler import Recycler
 from octavo.scheduler.sequence import Sequence
 
 MAX_ARRIVAL_TOKENS = 32_768
@@ -24,7 +37,16 @@ class BlockAccount:
         self.block_size = block_size
         self.counts = PoolCounts(free=num_blocks, granted=0, active=0, cached=0, quarantined=0)
         """The pool as of the last reply."""
+        self.open_forks: dict[int, Fork] = {}
+        """Not answered, by child."""
         self._credits: deque[tuple[int, int]] = deque()
+        self._recycler = Recycler()
+        self._highest_generation = 0
+        self._num_publications = 0
+        self._start_counting()
+
+    def _start_counting(self) -> None:
+        """Nothing has been said to the KV manager yet, and nothing has happened since it was told all."""
         self._next_message_no = 1
         self._num_replies = 0
         self._told_step = 0
@@ -36,7 +58,6 @@ class BlockAccount:
         self._admissions: list[Admission] = []
         self._arrivals: dict[int, Arrival] = {}
         """Not told yet, by sequence."""
-        self._num_publications = 0
 
     @property
     def num_credits(self) -> int:
@@ -45,7 +66,7 @@ class BlockAccount:
     @property
     def is_settled(self) -> bool:
         """Everything that was sent is answered, so `counts` is the pool as it is."""
-        return self._num_replies == self._next_message_no - 1
+        return self._num_replies == self._next_message_no - 1 and self._told_step >= 0
 
     @property
     def is_dry(self) -> bool:
@@ -77,13 +98,11 @@ class BlockAccount:
         self._spent.append((sequence.sequence_id, block_id))
         return True
 
-    def publish(self, sequence: Sequence) -> bool:
-        """Tell of full blocks that were computed since the last time, with tokens that the manager lacks.
-
-        False if there are none."""
+    def publish(self, sequence: Sequence) -> None:
+        """Tell of full blocks that were computed since the last time, with tokens that the manager lacks."""
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_published_blocks:
-            return False
+            return
         sequence.num_published_blocks = num_full
         told, end = sequence.num_told_tokens, num_full * self.block_size
         new_tokens = tuple(sequence.token_ids[told:end])
@@ -91,14 +110,16 @@ class BlockAccount:
         self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
         self._num_publications += 1
         sequence.last_publication_no = self._num_publications
-        return True
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        self._forks.append(Fork(parent.sequence_id, child.sequence_id, num_tokens))
+        fork = Fork(parent.sequence_id, child.sequence_id, num_tokens)
+        self._forks.append(fork)
+        self.open_forks[child.sequence_id] = fork
 
     def release(self, sequence: Sequence, last_step: int) -> None:
         """`last_step`: the last step launched so far, which may still write to the sequence's blocks."""
         self._releases.append(Release(sequence.sequence_id, last_step))
+        self._recycler.note(sequence, last_step, told_in=self._next_message_no)
 
     def arrive(self, sequence: Sequence) -> None:
         """The sequence will ask for blocks for the tokens that it has now."""
@@ -151,6 +172,7 @@ class BlockAccount:
             admissions=self._admissions,
             credit_target=credit_target,
             arrivals=self._take_arrivals(),
+            last_reply_no=self._num_replies,
         )
         self._next_message_no += 1
         self._told_step = acknowledged_step
@@ -175,6 +197,63 @@ class BlockAccount:
             raise MessageGapError(f"reply {reply.message_no} of the KV manager after reply {self._num_replies}")
         self._num_replies = reply.message_no
         self.counts = reply.counts
+        self._recycler.taken_back(reply.message_no)
+        for forked in reply.forked:
+            self.open_forks.pop(forked.child_id, None)
+            self._highest_generation = max((self._highest_generation, *forked.generations))
+        for _, generation in reply.credits:
+            self._highest_generation = max(self._highest_generation, generation)
+        for answer in reply.admitted:
+            self._highest_generation = max((self._highest_generation, *answer.generations))
         self._credits.extend(reply.credits)
         for _ in range(min(reply.num_recalled_credits, len(self._credits))):
             self._returned.append(self._credits.pop()[0])
+
+    # While no KV manager is there.
+
+    @property
+    def has_recycled(self) -> bool:
+        """Blocks were used again without the KV manager, which has to be told by a declaration."""
+        return bool(self._recycler.recycled)
+
+    def recycle(self, acknowledged_step: int, running: Iterable[Sequence]) -> int:
+        """Make credits of blocks that sequences gave up since the KV manager went away. The number of new credits."""
+        made = self._recycler.recycle(acknowledged_step, running, {block_id for block_id, _ in self._credits})
+        self._credits.extend(made)
+        self._highest_generation = max((self._highest_generation, *(generation for _, generation in made)))
+        return len(made)
+
+    def declare(
+        self, running: Iterable[Sequence], launched_step: int, acknowledged_step: int, *, publishes: bool
+    ) -> DeclarePool:
+        """All that a KV manager that knows nothing must be told. News that are in it are dropped; forks are asked anew.
+
+        `running`: the sequences that hold tables. Admissions that were asked for are forgotten. `publishes`: what they
+        have computed may be found by others.
+        """
+        tables = [self._declared(sequence, publishes=publishes) for sequence in running]
+        self._recycler.forget()
+        self._start_counting()
+        self._told_step = -1  # a message follows at once; before its reply, `counts` are those of another manager
+        self._forks.extend(self.open_forks.values())
+        return DeclarePool(
+            tables=tables,
+            credits=list(self._credits),
+            launched_step=launched_step,
+            acknowledged_step=acknowledged_step,
+            recycled=list(self._recycler.recycled.items()),
+            highest_generation=self._highest_generation,
+        )
+
+    def _declared(self, sequence: Sequence, *, publishes: bool) -> DeclaredTable:
+        num_tokens = min(len(sequence.token_ids), len(sequence.block_table) * self.block_size)
+        sequence.num_told_tokens = num_tokens
+        sequence.num_published_blocks = sequence.num_computed_tokens // self.block_size
+        return DeclaredTable(
+            sequence_id=sequence.sequence_id,
+            token_ids=tuple(sequence.token_ids[:num_tokens]),
+            num_computed_tokens=sequence.num_computed_tokens if publishes else 0,
+            block_ids=tuple(sequence.block_table),
+            generations=tuple(sequence.generations),
+            salt=sequence.request.salt,
+        )

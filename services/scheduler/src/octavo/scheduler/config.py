@@ -52,6 +52,12 @@ class SchedulerConfig(ServiceConfig):
     credits_per_sequence: int = Field(default=2, ge=1)
     """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
 
+    min_shared_blocks: int = Field(default=4, ge=1)
+    """Leading blocks that rows must share for the worker to be told of it."""
+
+    num_explained_requests: int = Field(default=10_000, ge=0)
+    """Ended requests that can still be explained."""
+
     connect_timeout_s: float = Field(default=2.0, gt=0)
     """For one attempt to reach the worker or the KV manager."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from octavo.common.errors import (
@@ -33,15 +34,30 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, Forked, KvReply, KvRequest, Verdict, WaitReason
+from octavo.common.messages.kv import (
+    Admitted,
+    BlockCopy,
+    DeclarePool,
+    Forked,
+    KvReply,
+    KvRequest,
+    Verdict,
+    WaitReason,
+)
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.block_account import BlockAccount
-from octavo.scheduler.launcher import LaunchedRow, LaunchedStep, launch, select_rows
+from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
+from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
+
+_NEVER_FULL = 2**62
+_NO_LOGPROBS: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,8 @@ class CoreSettings:
     prefix_cache: bool = True
     credits_per_sequence: int = 2
     single_flight_timeout_s: float = 5.0
+    min_shared_blocks: int = 4
+    num_explained_requests: int = 10_000
 
 
 @dataclass(slots=True)
@@ -75,6 +93,7 @@ class SchedulerCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.stats = SchedulerStats()
+        self.log = RequestLog(settings.num_explained_requests)
         self.model: ModelInfo | None = None
         self._settings = settings
         self._requests: dict[tuple[int, int], Request] = {}
@@ -85,6 +104,9 @@ class SchedulerCore:
         self._is_running = False
         self._now = 0.0
         """Of the last `advance`."""
+        self.has_worker = self.has_kvmanager = True
+        """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
+        the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -143,7 +165,11 @@ class SchedulerCore:
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
+        self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
+        self.log.pool_is_back()
+        for request in self._requests.values():
+            self._rules.apply_to(request)
         for sequence in self._waiting:
             self._account.arrive(sequence)
 
@@ -159,12 +185,44 @@ class SchedulerCore:
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
         self._forget_pool()
         for sequence in interrupted:
+            self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
             sequence.has_arrived = False
             if sequence.is_aborted:
                 sequence.state = SequenceState.FINISHED
             else:
                 self._waiting.push(sequence)
+
+    def declare(self) -> DeclarePool:
+        """What a KV manager must be told that knows nothing of the pool, which is as it was.
+
+        Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
+        """
+        self.stats.num_declarations += 1
+        for sequence in list(self._admitting.values()):
+            self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
+        self._allocatable_at_later = None
+        for fork in list(self._account.open_forks.values()):
+            parent = self._running.get(fork.parent_id)
+            if parent is None or parent.num_computed_tokens < fork.num_tokens:
+                del self._account.open_forks[fork.child_id]
+                self._on_forked(Forked(fork.child_id, Verdict.LATER))
+        declaration = self._account.declare(
+            self._running.values(),
+            self._last_launched,
+            self._last_acknowledged,
+            publishes=self._settings.prefix_cache,
+        )
+        self._waiting.wake_all()
+        for sequence in self._waiting:
+            sequence.has_arrived = False
+            self._account.arrive(sequence)
+        return declaration
+
+    def restart_step_clock(self, now: float) -> None:
+        """The worker is back: the time of its steps on their way counts from now."""
+        for step in self._in_flight:
+            step.launched_at = now
 
     def fail_all(self, error: OctavoError) -> None:
         """End every request in `error`."""
@@ -181,6 +239,7 @@ class SchedulerCore:
         except OctavoError as error:
             self.stats.num_failed_requests += 1
             self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
+            self.log.refused(submit, error)
             return
         request = Request(
             gateway_id=gateway_id,
@@ -190,7 +249,9 @@ class SchedulerCore:
             num_prompt_tokens=len(submit.prompt_token_ids),
             salt=submit.cache_salt,
             priority=submit.priority,
+            has_fanned_out=submit.params.n == 1,
         )
+        self._rules.apply_to(request)
         leader = self._new_sequence(request, 0, next(self._arrivals), list(submit.prompt_token_ids))
         request.live = dict.fromkeys(range(submit.params.n))
         request.live[0] = leader
@@ -262,7 +323,10 @@ class SchedulerCore:
             self._running[child.sequence_id] = child
             if child.is_aborted:
                 self._leave(child, SequenceState.FINISHED)
+            else:
+                self.log.runs(child)
         else:
+            self.log.waits(child, WaitCause.NO_BLOCKS)
             self._back_to_queue(child)
 
     def _on_admitted(self, admitted: Admitted) -> None:
@@ -275,6 +339,7 @@ class SchedulerCore:
                 sequence.num_told_tokens = len(sequence.token_ids)
                 sequence.num_published_blocks = admitted.num_cached_tokens // self._account.block_size
                 self._running[sequence.sequence_id] = sequence
+                self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
                 elif not request.has_started:
@@ -297,6 +362,7 @@ class SchedulerCore:
         sequence.is_tentative = reason in (WaitReason.HASHING, WaitReason.IN_FLIGHT)
         if reason in (WaitReason.NO_BLOCKS, WaitReason.NONE):
             self._allocatable_at_later = self._account.counts.allocatable
+        self.log.waits(sequence, WaitCause.of(reason))
         leader = self._running.get(admitted.awaited_sequence_id)
         # The leader may have moved on since: then it is worth asking again at once.
         if leader is None or sequence.is_aborted or leader.last_publication_no > sequence.asked_at_publication_no:
@@ -325,6 +391,8 @@ class SchedulerCore:
 
     def _admit_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
+        if not len(self._waiting):
+            return
         if self._allocatable_at_later is not None:
             holds_nothing = not (self._running or self._forking or self._admitting)
             if not (
@@ -344,6 +412,7 @@ class SchedulerCore:
             sequence.state = SequenceState.ADMITTING
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
+            self.log.asks(sequence)
             computes_itself = sequence.computes_itself or not self._settings.prefix_cache
             self._account.admit(sequence, computes_itself=computes_itself)
             if not sequence.is_tentative:
@@ -360,6 +429,7 @@ class SchedulerCore:
             self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
             return
         self.stats.num_preemptions += 1
+        self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
         victim.num_preemptions += 1
         self._has_starved = False
         if victim.num_steps_in_flight:
@@ -370,6 +440,8 @@ class SchedulerCore:
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         del self._running[sequence.sequence_id]
+        if self._copies:
+            self._copies = without_targets(self._copies, sequence.block_table)
         self._account.release(sequence, self._last_launched)
         self._slots.give_back(sequence.slot, sequence.is_open)
         self._waiting.wake(sequence.sequence_id)
@@ -390,47 +462,57 @@ class SchedulerCore:
         self.stats.num_steps += 1
         self.stats.worker_busy_s += result.compute_us * 1e-6
         self.stats.worker_idle_s += result.idle_us * 1e-6
-        begin = 0
-        for row in step.rows:
-            end = begin + row.num_samples
-            sequence = row.sequence
+        token_ids, logprobs = result.token_ids, result.logprobs
+        block_size = self._account.block_size if self._settings.prefix_cache else _NEVER_FULL
+        end_sample = 0
+        for sequence, end, num_samples in step.rows:
+            begin_sample, end_sample = end_sample, end_sample + num_samples
             sequence.num_steps_in_flight -= 1
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_wasted_rows += 1
-            else:
-                self._accept_row(row, result.token_ids[begin:end], result.logprobs[begin:end])
-            begin = end
+                continue
+            sequence.num_computed_tokens = end
+            if end >= (sequence.num_published_blocks + 1) * block_size:
+                self._account.publish(sequence)
+                self._waiting.wake(sequence.sequence_id)
+            if num_samples == 1 and not logprobs and (token_id := token_ids[begin_sample]) >= 0:
+                sequence.num_pending_samples -= 1
+                self._accept_token(sequence, token_id, None)
+            elif num_samples:
+                row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
+                self._accept_samples(sequence, token_ids[begin_sample:end_sample], row_logprobs)
+            if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
+                self._leave(sequence, SequenceState.WAITING)
 
-    def _accept_row(self, row: LaunchedRow, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
-        sequence = row.sequence
-        sequence.num_computed_tokens = row.end
-        if self._settings.prefix_cache and self._account.publish(sequence):
-            self._waiting.wake(sequence.sequence_id)
-        if token_ids:
-            sequence.num_pending_samples -= 1
-            if -1 in token_ids:
-                self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
-                return
-            if sequence.request.params.n > 1 and not sequence.request.has_fanned_out:
-                self._fan_out(sequence, token_ids, logprobs)
-            else:
-                self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
-        if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
-            self._leave(sequence, SequenceState.WAITING)
+    def _accept_samples(
+        self, sequence: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
+    ) -> None:
+        sequence.num_pending_samples -= 1
+        if -1 in token_ids:
+            self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
+        elif sequence.request.has_fanned_out:
+            self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
+        else:
+            self._fan_out(sequence, token_ids, logprobs)
 
     def _accept_token(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Append and send on a sampled token. False if the sequence ends with it."""
         sequence.token_ids.append(token_id)
+        if sequence.awaits_token:
+            sequence.awaits_token = False
+            self.log.token_came(sequence)
         request = sequence.request
         self.stats.num_output_tokens += 1
-        self._batch(request.gateway_id).tokens.append(
-            SampledToken(request.request_no, sequence.choice_index, token_id, logprobs)
-        )
-        if ending := self._rules.ending(sequence):
-            self._end_choice(request, sequence.choice_index, ending)
-        return ending is None
+        batch = self._batches.get(request.gateway_id) or self._batch(request.gateway_id)
+        batch.tokens.append(SampledToken(request.request_no, sequence.choice_index, token_id, logprobs))
+        if token_id not in request.ending_ids and len(sequence.token_ids) < request.max_len:
+            return True
+        ending = self._rules.ending(sequence)
+        assert ending is not None
+        self._end_choice(request, sequence.choice_index, ending)
+        return False
 
-    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]) -> None:
         """The prompt's last row has drawn the first token of every choice: each gets a sequence of its own."""
         request = leader.request
         request.has_fanned_out = True
@@ -451,6 +533,7 @@ class SchedulerCore:
         if not self._slots.num_free:
             self._enqueue(child)
             return
+        self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
         self._forking[child.sequence_id] = child
         self._account.fork(leader, child, child.request.num_prompt_tokens)
@@ -458,15 +541,21 @@ class SchedulerCore:
     # Endings.
 
     def _new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
-        return Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        self.log.arrived(sequence)
+        return sequence
 
     def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
         sequence = request.live.pop(choice_index)
+        if sequence is not None:
+            goes_on = bool(request.live) and not request.has_fanned_out
+            self.log.choice_ended(sequence, ending.reason, goes_on=goes_on)
         self._batch(request.gateway_id).finished.append(
             ChoiceFinished(request.request_no, choice_index, ending.reason, ending.stop_token_id)
         )
         if not request.live:
             del self._requests[request.gateway_id, request.request_no]
+            self.log.ended(request)
             if not request.has_fanned_out:
                 sequence = request.leader
         elif not request.has_fanned_out:
@@ -490,6 +579,7 @@ class SchedulerCore:
 
     def _fail(self, request: Request, error: OctavoError) -> None:
         self.stats.num_failed_requests += 1
+        self.log.ended(request, error)
         del self._requests[request.gateway_id, request.request_no]
         sequences = {sequence for sequence in request.live.values() if sequence is not None}
         for sequence in sequences | ({request.leader} if not request.has_fanned_out else set()):
@@ -507,31 +597,61 @@ class SchedulerCore:
         self._now = now
         self._waiting.expire(now)
         if self._is_running:
-            self._launch(outbox.plans, now)
-            self._admit_waiting()
-            target = self._settings.credits_per_sequence * len(self._running)
-            outbox.kv_request = self._account.take_request(
-                self._last_acknowledged, target, is_starving=self._has_starved
-            )
+            if self.has_worker:
+                self._launch(outbox.plans, now)
+            if self.has_kvmanager:
+                self._admit_waiting()
+                target = self._settings.credits_per_sequence * len(self._running)
+                outbox.kv_request = self._account.take_request(
+                    self._last_acknowledged, target, is_starving=self._has_starved
+                )
         outbox.batches, self._batches = self._batches, {}
+        if len(self._waiting):
+            self.log.head_waits(self._waiting.peek(), self._why_head_waits())
+        self.log.settle(now)
         return outbox
+
+    def _why_head_waits(self) -> WaitCause:
+        if not (self._is_running and self.has_kvmanager):
+            return WaitCause.POOL_LOST
+        if self._allocatable_at_later is not None:
+            return WaitCause.NO_BLOCKS
+        return WaitCause.PREFILL_BACKLOG if self._slots.num_free else WaitCause.NO_SLOT
 
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
-            selection = select_rows(self._running.values(), self._account, self._rules, self._max_num_batched_tokens)
+            selection = self._select_rows()
+            if selection.num_starved and not self.has_kvmanager and self._recycle():
+                selection = self._select_rows()
             self._has_starved = selection.num_starved > 0
             if not selection.rows:
                 break
             self._last_launched += 1
-            plan, step = launch(self._last_launched, selection.rows, self._slots, self._copies, now)
+            plan, step = launch(
+                self._last_launched,
+                selection.rows,
+                self._slots,
+                self._copies,
+                self._sharing,
+                now,
+                acknowledged_step=self._last_acknowledged,
+            )
             self._copies = []
             self._in_flight.append(step)
             plans.append(plan)
-        if self._has_starved and self._account.is_dry:
+        if self._has_starved and self._account.is_dry and self.has_kvmanager:
             self._preempt_one()
         if has_room:
             self._note_stall(launched=bool(plans), now=now)
+
+    def _recycle(self) -> bool:
+        num_made = self._account.recycle(self._last_acknowledged, self._running.values())
+        self.stats.num_recycled_blocks += num_made
+        return num_made > 0
+
+    def _select_rows(self) -> Selection:
+        return select_rows(self._running.values(), self._account, self._max_num_batched_tokens)
 
     def _note_stall(self, *, launched: bool, now: float) -> None:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""

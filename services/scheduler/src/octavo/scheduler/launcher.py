@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
@@ -11,25 +11,20 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
-from octavo.scheduler.stopping import StopRules
+from octavo.scheduler.sharing_groups import SharingGroups
 
+_RUNNING = SequenceState.RUNNING
 _NO_FLAG = int(RowFlag.NONE)
 _SAMPLE = int(RowFlag.SAMPLE)
 _FAN_OUT = int(RowFlag.FAN_OUT)
 _FED_BY_LAST_SAMPLE = int(RowFlag.FED_BY_LAST_SAMPLE)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRow:
-    """One row of a step on its way, by the sequence that had the slot at launch."""
-
-    sequence: Sequence
-    end: int
-    """Positions below it are computed once the result is here."""
-    num_samples: int
+LaunchedRow = tuple[Sequence, int, int]
+"""(sequence that had the slot at launch, position below which all is computed once the result is here, samples)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchedStep:
     """A step on its way."""
 
@@ -48,22 +43,19 @@ class Selection:
     """Decodes that sit out because no credit is left."""
 
 
-def select_rows(
-    running: Iterable[Sequence], account: BlockAccount, rules: StopRules, max_num_batched_tokens: int
-) -> Selection:
+def select_rows(running: Iterable[Sequence], account: BlockAccount, max_num_batched_tokens: int) -> Selection:
     """Choose rows, and spend the credits that decodes need."""
     rows: list[tuple[Sequence, int]] = []
     prefills: list[tuple[Sequence, int]] = []
     num_starved = 0
     for sequence in running:
-        if sequence.state is not SequenceState.RUNNING:
+        if sequence.state is not _RUNNING:
             continue
-        num_left = sequence.num_tokens_to_launch
+        num_ahead = len(sequence.token_ids) + sequence.num_pending_samples
+        num_left = num_ahead - sequence.num_launched_tokens
         if num_left > 1:
             prefills.append((sequence, num_left))
-        elif sequence.num_pending_samples and rules.is_at_length(
-            sequence, sequence.num_output_tokens + sequence.num_pending_samples
-        ):
+        elif num_ahead >= sequence.request.max_len:
             continue
         elif account.has_block_for(sequence, sequence.num_launched_tokens):
             rows.append((sequence, 1))
@@ -76,41 +68,72 @@ def select_rows(
 
 
 def launch(
-    step_id: int, rows: list[tuple[Sequence, int]], slots: Slots, copies: list[BlockCopy], now: float
+    step_id: int,
+    rows: list[tuple[Sequence, int]],
+    slots: Slots,
+    copies: list[BlockCopy],
+    sharing: SharingGroups,
+    now: float,
+    acknowledged_step: int = 0,
 ) -> tuple[StepPlan, LaunchedStep]:
     """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
-    plan = StepPlan(step_id=step_id, closed_slots=slots.drain_closed(), copies=copies)
-    launched = [_launch_row(plan, sequence, length) for sequence, length in rows]
+    plan = StepPlan(
+        step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, acknowledged_step=acknowledged_step
+    )
+    for slot in plan.closed_slots:
+        sharing.close(slot)
+    launched: list[LaunchedRow] = []
+    all_flags, starts, input_ids = plan.flags, plan.starts, plan.token_ids
+    for sequence, length in rows:
+        if not sequence.is_open or sequence.num_sent_blocks < len(sequence.block_table):
+            _tell_worker(plan, sequence, sharing)
+        token_ids = sequence.token_ids
+        start = sequence.num_launched_tokens
+        end = start + length
+        flags, num_samples = _NO_FLAG, 0
+        if end == len(token_ids) + sequence.num_pending_samples:
+            request = sequence.request
+            flags, num_samples = (_SAMPLE, 1) if request.has_fanned_out else (_FAN_OUT, request.params.n)
+            sequence.num_pending_samples += 1
+        if end > len(token_ids):
+            flags |= _FED_BY_LAST_SAMPLE
+        elif length == 1:
+            input_ids.append(token_ids[start])
+        else:
+            input_ids += token_ids[start:end]
+        all_flags.append(flags)
+        starts.append(start)
+        sequence.num_launched_tokens = end
+        sequence.num_steps_in_flight += 1
+        launched.append((sequence, end, num_samples))
+    plan.slots.extend([sequence.slot for sequence, _ in rows])
+    plan.lengths.extend([length for _, length in rows])
+    plan.groups.extend(sharing.of_rows(plan.slots))
     return plan, LaunchedStep(step_id, launched, now)
 
 
-def _launch_row(plan: StepPlan, sequence: Sequence, length: int) -> LaunchedRow:
-    _tell_worker(plan, sequence)
-    start = sequence.num_launched_tokens
-    end = start + length
-    flags, num_samples = _NO_FLAG, 0
-    if end == sequence.num_tokens_ahead:
-        request = sequence.request
-        fans_out = request.params.n > 1 and not request.has_fanned_out
-        flags, num_samples = (_FAN_OUT, request.params.n) if fans_out else (_SAMPLE, 1)
-        sequence.num_pending_samples += 1
-    if end > len(sequence.token_ids):
-        flags |= _FED_BY_LAST_SAMPLE
-    else:
-        plan.token_ids.extend(sequence.token_ids[start:end])
-    plan.slots.append(sequence.slot)
-    plan.starts.append(start)
-    plan.lengths.append(length)
-    plan.flags.append(flags)
-    sequence.num_launched_tokens = end
-    sequence.num_steps_in_flight += 1
-    return LaunchedRow(sequence, end, num_samples)
+def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[BlockCopy]:
+    """The copies that are still wanted when these blocks are given up, before any of them was made.
+
+    A copy of a block that is copied in vain itself reads that one's source.
+    """
+    kept: list[BlockCopy] = []
+    in_vain: dict[int, BlockCopy] = {}
+    for copy in copies:
+        if (origin := in_vain.get(copy.source_id)) is not None:
+            copy = replace(copy, source_id=origin.source_id, source_generation=origin.source_generation)
+        if copy.target_id in block_ids:
+            in_vain[copy.target_id] = copy
+        else:
+            kept.append(copy)
+    return kept
 
 
-def _tell_worker(plan: StepPlan, sequence: Sequence) -> None:
+def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> None:
     """Add what the worker does not know of the sequence's slot and table."""
     if not sequence.is_open:
         sequence.is_open = True
+        sharing.open(sequence.slot, sequence.block_table)
         params = sequence.request.params
         plan.opened_slots.append(
             OpenSlot(

@@ -11,6 +11,7 @@ from octavo.common.links import connect, listen
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.metrics import SchedulerCollector
 from octavo.scheduler.server import SchedulerServer
+from octavo.scheduler.servicer import SchedulerServicer
 
 
 async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
@@ -21,7 +22,7 @@ async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
     )
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
     admin = AdminServicer(lambda: server.not_ready_reason)
-    listener = await listen(config.listen, GENERATE, server.accept, [admin.add_to])
+    listener = await listen(config.listen, GENERATE, server.accept, [SchedulerServicer(server).add_to, admin.add_to])
     await server.run(stop)
     await listener.close(grace_s=0.5)
 

@@ -41,6 +41,10 @@ class SchedulerCollector(Collector):
             ("octavo_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions),
             ("octavo_single_flight_waits", "Waits for another's prefix blocks.", stats.num_single_flight_waits),
             ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
+            ("octavo_worker_resumes", "Links to the worker that went on.", stats.num_worker_resumes),
+            ("octavo_kvmanager_resumes", "Links to the KV manager that went on.", stats.num_kvmanager_resumes),
+            ("octavo_pool_declarations", "Times that a new KV manager was told of the pool.", stats.num_declarations),
+            ("octavo_recycled_blocks", "Blocks used again while no KV manager was there.", stats.num_recycled_blocks),
             ("octavo_worker_busy_seconds", "Time that the worker computed.", stats.worker_busy_s),
             ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
         ):
@@ -52,3 +56,15 @@ class SchedulerCollector(Collector):
             stalled.add_metric([cause], stats.stall_s[cause])
         yield stalls
         yield stalled
+        waited = CounterMetricFamily(
+            "octavo_request_wait_seconds", "Time that sequences did not run, counted when it is over.", labels=["cause"]
+        )
+        for wait_cause, seconds in core.log.wait_s.items():
+            waited.add_metric([wait_cause], seconds)
+        yield waited
+        blocks_found = CounterMetricFamily(
+            "octavo_prefix_blocks", "Blocks of admitted sequences by what the cache had of them.", labels=["outcome"]
+        )
+        for outcome, count in core.log.prefix_blocks.items():
+            blocks_found.add_metric([outcome], count)
+        yield blocks_found

@@ -32,7 +32,11 @@ class Request:
     leader: Sequence = field(init=False)
     """Computes the prompt, and is choice 0 after it."""
     has_fanned_out: bool = False
-    """The prompt's last row has been sampled: every choice has a sequence of its own."""
+    """Every choice has a sequence of its own: there is one choice, or the prompt's last row has been sampled."""
+    ending_ids: frozenset[int] = frozenset()
+    """Tokens that end a choice."""
+    max_len: int = 0
+    """Prompt and output tokens at which a choice ends."""
     has_started: bool = False
     """The gateway has been told that the prompt has its blocks."""
 
@@ -80,6 +84,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     num_sent_blocks: int = 0
+    num_given_blocks: int = 0
+    """Leading blocks of the table that came with its admission or fork; later ones were credits."""
 
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
@@ -89,6 +95,8 @@ class Sequence:
     """Leading tokens that the KV manager knows."""
     num_published_blocks: int = 0
     num_preemptions: int = 0
+    awaits_token: bool = True
+    """It has given no token since it was new or got its blocks anew."""
 
     priority: int = 0
     """The request's, or the lowest of those that wait for this sequence. Lower is served first."""
@@ -135,6 +143,7 @@ class Sequence:
         """The KV manager has given a table in which `num_computed_tokens` positions are filled."""
         self.block_table, self.generations = list(block_ids), list(generations)
         self.num_sent_blocks = 0
+        self.num_given_blocks = len(block_ids)
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.state = SequenceState.RUNNING
@@ -147,4 +156,5 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = self.num_pending_samples = 0
         self.num_steps_in_flight = 0
         self.is_open = False
+        self.awaits_token = True
         self.slot = -1

@@ -6,27 +6,28 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, ProtocolError, from_reason
+from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, ProtocolError
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
+    Explain,
+    Explained,
     GatewayMessage,
     ModelInfo,
     SchedulerMessage,
     SchedulerStatus,
     Submit,
 )
-from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, KvReply, OpenPool, PoolOpened
+from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, PoolOpened
 from octavo.common.messages.step import (
-    StepRefused,
-    StepResult,
-    WorkerHello,
     WorkerReady,
     WorkerReply,
     WorkerRequest,
@@ -34,6 +35,9 @@ from octavo.common.messages.step import (
 from octavo.common.runtime import Stop
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.core import CoreSettings, SchedulerCore
+from octavo.scheduler.peer import Peer
+from octavo.scheduler.request_explanation import explain
+from octavo.scheduler.worker_group import WorkerGroup
 
 log = structlog.get_logger()
 
@@ -42,11 +46,21 @@ WorkerLink = Link[WorkerRequest, WorkerReply]
 GatewayLink = Link[SchedulerMessage, GatewayMessage]
 
 _WATCH_INTERVAL_S = 0.5
-_MAX_BACKOFF_S = 2.0
+_UNTOLD_ABSENCE_S = 2.0
+"""For that long after a link is lost that may go on, gateways send requests as before, which wait."""
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A link that is lost."""
+
+    since: float
+    reason: str
+    """Of the last attempt."""
 
 
 class SchedulerServer:
-    """Drives one worker group. `run` connects, serves, and connects again when a link is lost."""
+    """Drives one worker group. `run` connects, serves, and connects again each link that is lost."""
 
     def __init__(
         self,
@@ -63,17 +77,38 @@ class SchedulerServer:
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
                 single_flight_timeout_s=config.single_flight_timeout_s,
+                min_shared_blocks=config.min_shared_blocks,
+                num_explained_requests=config.num_explained_requests,
             )
         )
         self._config = config
+        epochs = itertools.count(int(time.time() * 1000))
+        self._group = WorkerGroup(self.core, config.pool_id, epochs, self._model_of)
         self._connect_kvmanager = connect_kvmanager
-        self._connect_worker = connect_worker
+        self._worker: Peer[WorkerRequest, WorkerReply] = Peer(
+            "worker",
+            connect_worker,
+            self._group.hello,
+            self._on_worker_opened,
+            self._on_worker_message,
+            self._on_worker_lost,
+            config.load_timeout_s,
+        )
+        self._kvmanager: Peer[KvManagerRequest, KvManagerReply] = Peer(
+            "KV manager",
+            self._connect_kv,
+            self._group.opening,
+            self._on_pool_opened,
+            self._on_kv_message,
+            self._on_kv_lost,
+            config.kvmanager_timeout_s,
+        )
+        self._has_worker_life = asyncio.Event()
+        """There is a worker whose blocks the KV manager could keep."""
+        self._away = {peer.name: _Absence(time.monotonic(), "") for peer in (self._worker, self._kvmanager)}
+        """Links that are lost, by peer."""
         self._gateways: dict[int, GatewayLink] = {}
         self._gateway_ids = itertools.count(1)
-        self._epochs = itertools.count(int(time.time() * 1000))
-        self._kv_link: KvLink | None = None
-        self._worker_link: WorkerLink | None = None
-        self._lost: asyncio.Future[OctavoError] | None = None
         self._status = SchedulerStatus(ready=False, reason="not connected to a worker yet", model=None)
         self._kv_asked_at: float | None = None
         self._is_draining = False
@@ -103,7 +138,19 @@ class SchedulerServer:
                 self.core.on_submit(gateway_id, message)
             case Abort():
                 self.core.on_abort(gateway_id, message)
+            case Explain():
+                explanation = self.explain(message.request_id, for_operator=False)
+                self._gateways[gateway_id].send(Explained(message.query_no, explanation))
+                return
         self._advance()
+
+    def explain(self, request_id: str, *, for_operator: bool) -> bytes:
+        """What happened to a request, as JSON; empty if it is unknown or forgotten. See docs/api.md."""
+        records = self.core.log.find(request_id)
+        if not records:
+            return b""
+        explanation = explain(request_id, records, time.monotonic(), time.time(), for_operator=for_operator)
+        return json.dumps(explanation).encode()
 
     def _on_gateway_closed(self, gateway_id: int, error: OctavoError | None) -> None:
         if error is not None:
@@ -113,7 +160,12 @@ class SchedulerServer:
         self._advance()
 
     def _set_status(self, *, ready: bool, reason: str) -> None:
-        self._status = SchedulerStatus(ready=ready, reason=reason, model=self.core.model)
+        if self._is_draining:
+            ready, reason = False, "shutting down"
+        status = SchedulerStatus(ready=ready, reason=reason, model=self.core.model)
+        if status == self._status:
+            return
+        self._status = status
         for link in self._gateways.values():
             link.send(self._status)
 
@@ -122,14 +174,13 @@ class SchedulerServer:
     def _advance(self) -> None:
         """Send what the core has to say: steps first, since only they are on the GPU's path."""
         now = time.monotonic()
-        outbox = self.core.advance(now)
-        if self._worker_link is not None:
-            for plan in outbox.plans:
-                self._worker_link.send(plan)
-        if outbox.kv_request is not None and self._kv_link is not None:
-            self._kv_link.send(outbox.kv_request)
-            if self._kv_asked_at is None:
-                self._kv_asked_at = now
+        outbox = self._group.advance(now)
+        for plan in outbox.plans:
+            self._worker.send(plan)
+        for message in outbox.kv_messages:
+            self._kvmanager.send(message)
+        if outbox.kv_messages and self._kv_asked_at is None:
+            self._kv_asked_at = now
         if self.core.num_requests:
             self._idle.clear()
         else:
@@ -138,122 +189,93 @@ class SchedulerServer:
             if (link := self._gateways.get(gateway_id)) is not None:
                 link.send(batch)
 
-    def _on_worker_message(self, message: WorkerReply) -> None:
-        match message:
-            case StepResult():
-                self._take(lambda: self.core.on_step_result(message))
-            case StepRefused():
-                self._give_up(from_reason(message.reason, f"step {message.step_id} refused: {message.message}"))
-            case _:
-                self._give_up(ProtocolError("the worker said hello twice"))
+    # Worker and KV manager.
 
-    def _on_kv_message(self, message: KvManagerReply) -> None:
-        if not isinstance(message, KvReply):
-            self._give_up(ProtocolError("the KV manager opened the pool twice"))
-            return
-        self._take(lambda: self.core.on_kv_reply(message))
-        account = self.core.account
-        self._kv_asked_at = None if account is None or account.is_settled else time.monotonic()
-
-    def _take(self, event: Callable[[], None]) -> None:
-        try:
-            event()
-        except OctavoError as error:
-            self._give_up(error)
-        else:
-            self._advance()
-
-    def _give_up(self, error: OctavoError) -> None:
-        """Start over with worker and KV manager."""
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(error)
-
-    # Connections.
-
-    async def run(self, stop: Stop) -> None:
-        """Serve until `stop`, then let running work end within the grace."""
-        keep_connected = asyncio.create_task(self._keep_connected())
-        try:
-            await stop.wait()
-            self._is_draining = True
-            self._set_status(ready=False, reason="shutting down")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), self._config.drain_grace_s)
-            self.core.fail_all(NotReadyError("the server is shutting down"))
-            self._advance()
-        finally:
-            keep_connected.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keep_connected
-            for link in list(self._gateways.values()):
-                link.close()
-
-    async def _keep_connected(self) -> None:
-        backoff_s = 0.05
-        lost_at = time.monotonic()
-        while True:
-            try:
-                await self._connect()
-                backoff_s = 0.05
-                error = await self._watch()
-                lost_at = time.monotonic()
-            except (OSError, TimeoutError, OctavoError) as failure:
-                error = failure if isinstance(failure, OctavoError) else LinkClosedError(str(failure))
-            finally:
-                self._disconnect()
-            if not self._is_draining and (self._status.ready or self._status.reason != error.message):
-                log.warning("worker or KV manager away", error=error.message)
-                self._set_status(ready=False, reason=error.message)
-            if self.core.num_requests and time.monotonic() - lost_at > self._config.recovery_timeout_s:
-                self.core.fail_all(NotReadyError(f"no worker and KV manager to serve this: {error.message}"))
-            self._advance()
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-
-    async def _connect(self) -> None:
-        """Worker, then KV manager, then the core starts on an empty pool."""
-        epoch = next(self._epochs)
-        self._worker_link = await self._connect_worker()
-        ready = await self._first_message(self._worker_link, WorkerHello(epoch), self._config.load_timeout_s)
+    def _on_worker_opened(self, ready: WorkerReply) -> None:
         if not isinstance(ready, WorkerReady):
             raise ProtocolError("the worker's first message is not WorkerReady")
-        self._kv_link = await self._connect_kvmanager()
-        opening = OpenPool(self._config.pool_id, epoch, ready.incarnation, ready.num_blocks, ready.block_size)
-        opened = await self._first_message(self._kv_link, opening, self._config.kvmanager_timeout_s)
+        if self._group.on_worker_ready(ready, time.monotonic()):
+            log.info("worker resumed", epoch=self._group.epoch, last_step=ready.last_step)
+        else:
+            self._kvmanager.give_up(LinkClosedError("the worker has started over"), can_resume=False)
+            self._has_worker_life.set()
+        self._came_back(self._worker)
+        self._advance()
+
+    def _on_worker_message(self, message: WorkerReply) -> None:
+        self._group.on_worker_message(message)
+        self._advance()
+
+    def _on_worker_lost(self, error: OctavoError, can_resume: bool) -> None:
+        self._group.worker_lost(can_resume=can_resume)
+        if not can_resume:
+            self._has_worker_life.clear()
+        self._went_away(self._worker, error, can_resume)
+
+    async def _connect_kv(self) -> KvLink:
+        await self._has_worker_life.wait()
+        return await self._connect_kvmanager()
+
+    def _on_pool_opened(self, opened: KvManagerReply) -> None:
         if not isinstance(opened, PoolOpened):
             raise ProtocolError("the KV manager's first message is not PoolOpened")
-        self._lost = asyncio.get_running_loop().create_future()
-        self._worker_link.bind(self._on_worker_message, self._on_link_closed("worker"))
-        self._kv_link.bind(self._on_kv_message, self._on_link_closed("KV manager"))
-        self.core.start(self._model_of(ready), ready.num_blocks, ready.max_num_batched_tokens)
-        self._kv_asked_at = None
-        log.info(
-            "serving", model=ready.model_name, num_blocks=ready.num_blocks, block_size=ready.block_size, epoch=epoch
-        )
-        if not self._is_draining:
-            self._set_status(ready=True, reason="")
+        self._group.on_pool_opened(opened)
+        self._kv_asked_at = time.monotonic() if self._group.has_unanswered_kv else None
+        log.info("KV manager resumed" if opened.is_resumed else "KV manager opened the pool", epoch=self._group.epoch)
+        self._came_back(self._kvmanager)
         gc.collect()
         gc.freeze()
         self._advance()
 
-    async def _first_message(self, link: Link[Any, Any], opening: Any, timeout_s: float) -> Any:
-        """Send the opening and wait for its answer; `bind` again afterwards receives the rest."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def _on_kv_message(self, message: KvManagerReply) -> None:
+        self._group.on_kv_message(message)
+        self._kv_asked_at = time.monotonic() if self._group.has_unanswered_kv else None
+        self._advance()
 
-        def on_message(message: Any) -> None:
-            if not answer.done():
-                answer.set_result(message)
+    def _on_kv_lost(self, error: OctavoError, can_resume: bool) -> None:
+        self._kv_asked_at = None
+        if not self._group.kvmanager_lost(can_resume=can_resume):
+            self._worker.give_up(LinkClosedError(f"the pool cannot be declared: {error}"), can_resume=False)
+        self._went_away(self._kvmanager, error, can_resume)
 
-        def on_closed(error: OctavoError | None) -> None:
-            if not answer.done():
-                answer.set_exception(error or LinkClosedError("the link was closed before it was open"))
+    def _came_back(self, peer: Peer[Any, Any]) -> None:
+        self._away.pop(peer.name, None)
+        if not self._away:
+            self._set_status(ready=True, reason="")
 
-        link.bind(on_message, on_closed)
-        link.send(opening)
-        return await asyncio.wait_for(answer, timeout_s)
+    def _went_away(self, peer: Peer[Any, Any], error: OctavoError, can_resume: bool) -> None:
+        if peer.name not in self._away:
+            log.warning("link lost", error=error.message)
+            self._away[peer.name] = _Absence(time.monotonic(), error.message)
+        self._away[peer.name].reason = error.message
+        if not can_resume:
+            self._set_status(ready=False, reason=error.message)
+        self._advance()
 
-    def _on_link_closed(self, peer: str) -> Callable[[OctavoError | None], None]:
-        return lambda error: self._give_up(LinkClosedError(f"{peer} lost" + (f": {error}" if error else "")))
+    async def _watch(self) -> None:
+        """Hold every wait to its deadline."""
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            self._advance()  # waits for a leader may have lasted long enough
+            now = time.monotonic()
+            launched_at, config = self.core.oldest_launch_at, self._config
+            if launched_at is not None and now - launched_at > config.step_timeout_s and self.core.has_worker:
+                error = LinkClosedError(f"the worker has not finished a step within {config.step_timeout_s} s")
+                self._worker.give_up(error, can_resume=False)
+            if self._kv_asked_at is not None and now - self._kv_asked_at > config.kvmanager_timeout_s:
+                error = LinkClosedError(f"the KV manager has not answered within {config.kvmanager_timeout_s} s")
+                self._kvmanager.give_up(error, can_resume=True)
+            self._judge_absence(now)
+
+    def _judge_absence(self, now: float) -> None:
+        """A short one is a pause that no client need know of; a long one fails what waits for it."""
+        for absence in self._away.values():
+            away_s = now - absence.since
+            if away_s > _UNTOLD_ABSENCE_S:
+                self._set_status(ready=False, reason=absence.reason)
+            if away_s > self._config.recovery_timeout_s and self.core.num_requests:
+                self.core.fail_all(NotReadyError(f"no worker and KV manager to serve this: {absence.reason}"))
+                self._advance()
 
     def _model_of(self, ready: WorkerReady) -> ModelInfo:
         """The model as this scheduler can serve it: a sequence never outgrows the pool."""
@@ -271,25 +293,27 @@ class SchedulerServer:
             block_size=ready.block_size,
         )
 
-    async def _watch(self) -> OctavoError:
-        """Wait until a link is lost or a deadline has passed."""
-        assert self._lost is not None
-        while True:
-            done, _ = await asyncio.wait([self._lost], timeout=_WATCH_INTERVAL_S)
-            if done:
-                return self._lost.result()
-            self._advance()  # deadlines may have passed
-            now = time.monotonic()
-            launched_at = self.core.oldest_launch_at
-            if launched_at is not None and now - launched_at > self._config.step_timeout_s:
-                return LinkClosedError(f"the worker has not finished a step within {self._config.step_timeout_s} s")
-            if self._kv_asked_at is not None and now - self._kv_asked_at > self._config.kvmanager_timeout_s:
-                return LinkClosedError(f"the KV manager has not answered within {self._config.kvmanager_timeout_s} s")
+    # The life of the service.
 
-    def _disconnect(self) -> None:
-        self._lost = None
-        for link in (self._worker_link, self._kv_link):
-            if link is not None:
+    async def run(self, stop: Stop) -> None:
+        """Serve until `stop`, then let running work end within the grace."""
+        tasks = [asyncio.create_task(part) for part in (self._worker.keep(), self._kvmanager.keep(), self._watch())]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises if a link's keeper has failed, which is a bug
+            self._is_draining = True
+            self._set_status(ready=False, reason="shutting down")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), self._config.drain_grace_s)
+            self.core.fail_all(NotReadyError("the server is shutting down"))
+            self._advance()
+        finally:
+            for task in (stopped, *tasks):
+                task.cancel()
+            for task in (stopped, *tasks):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            for link in list(self._gateways.values()):
                 link.close()
-        self._worker_link = self._kv_link = None
-        self.core.pool_lost()

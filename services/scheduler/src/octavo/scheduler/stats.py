@@ -22,6 +22,11 @@ class SchedulerStats:
     num_single_flight_waits: int = 0
     """Times that a sequence waited for another to compute its next block."""
     num_pool_losses: int = 0
+    num_worker_resumes: int = 0
+    num_kvmanager_resumes: int = 0
+    num_declarations: int = 0
+    """Times that a KV manager which knew nothing was told all."""
+    num_recycled_blocks: int = 0
     worker_busy_s: float = 0.0
     worker_idle_s: float = 0.0
     """Time in which the worker had no plan to run, between the first step and the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +23,21 @@ class StopRules:
     eos_token_ids: frozenset[int]
     max_model_len: int
 
-    def ending(self, sequence: Sequence) -> Ending | None:
-        """Look at the last token. `stop_token_ids` hold also with `ignore_eos`, which covers the model's own ids."""
-        params = sequence.request.params
-        last = sequence.token_ids[-1]
-        if last in self.eos_token_ids and not params.ignore_eos:
-            return Ending(FinishReason.STOP)
-        if last in params.stop_token_ids:
-            return Ending(FinishReason.STOP, last)
-        if self.is_at_length(sequence, sequence.num_output_tokens):
-            return Ending(FinishReason.LENGTH)
-        return None
+    def apply_to(self, request: Request) -> None:
+        """Write what ends the request's choices into it, where each step looks.
 
-    def is_at_length(self, sequence: Sequence, num_output_tokens: int) -> bool:
-        """Whether no token may follow after `num_output_tokens`."""
+        `stop_token_ids` hold also with `ignore_eos`, which covers the model's own ids.
+        """
+        params = request.params
+        own_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        request.ending_ids = own_ids | frozenset(params.stop_token_ids)
+        request.max_len = min(request.num_prompt_tokens + params.max_tokens, self.max_model_len)
+
+    def ending(self, sequence: Sequence) -> Ending | None:
+        """Look at the last token."""
         request = sequence.request
-        return (
-            num_output_tokens >= request.params.max_tokens
-            or request.num_prompt_tokens + num_output_tokens >= self.max_model_len
-        )
+        last = sequence.token_ids[-1]
+        if last in request.ending_ids:
+            is_own = last in self.eos_token_ids and not request.params.ignore_eos
+            return Ending(FinishReason.STOP, None if is_own else last)
+        return Ending(FinishReason.LENGTH) if len(sequence.token_ids) >= request.max_len else None

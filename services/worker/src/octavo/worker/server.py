@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,6 +13,7 @@ import structlog
 from octavo.common.errors import OctavoError, ProtocolError, StaleEpochError
 from octavo.common.links import Link
 from octavo.common.messages.step import (
+    StepPlan,
     StepRefused,
     StepResult,
     WorkerHello,
@@ -20,6 +22,7 @@ from octavo.common.messages.step import (
     WorkerRequest,
 )
 from octavo.worker.compute_thread import BuildCore, ComputeThread, Tenure
+from octavo.worker.session import PlanFate, WorkerSession
 
 if TYPE_CHECKING:  # imports torch
     from octavo.worker.worker_core import WorkerCore
@@ -32,6 +35,9 @@ WorkerLink = Link[WorkerReply, WorkerRequest]
 class WorkerServer:
     """Serves one scheduler at a time: a hello of the same or a higher epoch takes over, a lower one is turned away.
 
+    A scheduler whose link ended keeps its session, with slots, memory and results, until the next hello: it may go on
+    over a new link.
+
     Everything but the compute thread runs on the event loop in which it was made.
     """
 
@@ -43,6 +49,10 @@ class WorkerServer:
         self._links: set[WorkerLink] = set()
         self._holder: WorkerLink | None = None
         self._tenure: Tenure | None = None
+        self._session: WorkerSession | None = None
+        """Of the present tenure, once its pool has begun."""
+        self._ready: WorkerReady | None = None
+        """What the present session was told when it began."""
         self._last_epoch = -1
 
     def start(self) -> None:
@@ -71,42 +81,69 @@ class WorkerServer:
     def _on_message(self, link: WorkerLink, message: WorkerRequest) -> None:
         if isinstance(message, WorkerHello):
             self._on_hello(link, message)
-        elif link is self._holder and self._tenure is not None:
-            self._compute.submit(self._tenure, message)
+        elif link is self._holder and self._tenure is not None and self._session is not None:
+            self._on_plan(self._tenure, self._session, message)
         else:
-            self._turn_away(link, ProtocolError("a plan came before a hello"))
+            self._turn_away(link, ProtocolError("a plan came before a hello was answered"))
+
+    def _on_plan(self, tenure: Tenure, session: WorkerSession, plan: StepPlan) -> None:
+        if session.accept(plan) is PlanFate.RUN:
+            self._compute.submit(tenure, plan)
+        elif (result := session.stored(plan.step_id)) is not None:
+            self._send(result)
 
     def _on_hello(self, link: WorkerLink, hello: WorkerHello) -> None:
         if hello.epoch < self._last_epoch:
             self._turn_away(link, StaleEpochError(f"epoch {hello.epoch} came after {self._last_epoch}"))
             return
         self._last_epoch = hello.epoch
-        self._end_tenure()
         replaced, self._holder = self._holder, link
         if replaced is not None and replaced is not link:
-            log.info("scheduler replaced", epoch=hello.epoch)
+            log.info("stream replaced", epoch=hello.epoch)
             replaced.close()
-        self._tenure = self._new_tenure(link)
-        self._compute.begin(self._tenure)
+        if self._session is not None and self._session.can_resume(hello):
+            self._resume(self._session, hello)
+        else:
+            self._end_tenure()
+            self._tenure = self._new_tenure(hello.epoch)
+            self._compute.begin(self._tenure)
 
-    def _new_tenure(self, link: WorkerLink) -> Tenure:
-        def send(reply: WorkerReply) -> None:
+    def _resume(self, session: WorkerSession, hello: WorkerHello) -> None:
+        """Go on over a new link. The results that follow are those that the scheduler lacks."""
+        assert self._ready is not None
+        self._send(replace(self._ready, is_resumed=True, last_step=session.last_step))
+        for result in session.resume(hello):
+            self._send(result)
+        log.info("scheduler is back", epoch=session.epoch, last_step=session.last_step, last_result=hello.last_result)
+
+    def _new_tenure(self, epoch: int) -> Tenure:
+        def begin(ready: WorkerReady) -> None:
             if not tenure.is_over.is_set():
-                link.send(reply)
+                self._session, self._ready = WorkerSession(epoch, ready.incarnation), ready
+                self._send(ready)
+
+        def keep(reply: StepResult | StepRefused) -> None:
+            if not tenure.is_over.is_set() and self._session is not None:
+                self._session.keep(reply)
+                self._send(reply)
 
         def on_ready(core: WorkerCore) -> None:
-            self._post(send, _ready(core))
+            self._post(begin, _ready(core))
 
         def on_reply(reply: StepResult | StepRefused) -> None:
-            self._post(send, reply)
+            self._post(keep, reply)
 
         tenure = Tenure(on_ready, on_reply)
         return tenure
 
+    def _send(self, reply: WorkerReply) -> None:
+        if self._holder is not None:
+            self._holder.send(reply)
+
     def _end_tenure(self) -> None:
         if self._tenure is not None:
             self._tenure.is_over.set()
-            self._tenure = None
+            self._tenure = self._session = self._ready = None
 
     def _turn_away(self, link: WorkerLink, error: OctavoError) -> None:
         log.warning("stream refused", reason=error.reason, error=error.message)
@@ -120,7 +157,6 @@ class WorkerServer:
         if link is self._holder:
             log.info("scheduler left", error=error and error.message)
             self._holder = None
-            self._end_tenure()
 
     def _on_loaded(self, error: BaseException | None) -> None:
         self._post(self._set_loaded, error)

@@ -13,6 +13,8 @@ from octavo.common.messages.generation import (
     Abort,
     BranchPoint,
     ChoiceFinished,
+    Explain,
+    Explained,
     FinishReason,
     Forget,
     GatewayMessage,
@@ -88,6 +90,9 @@ def encode_gateway(message: GatewayMessage) -> bytes:
         return pb.GenerateRequest(submit=submit).SerializeToString()
     if isinstance(message, Forget):
         return pb.GenerateRequest(forget=pb.Forget(request_id=message.request_id)).SerializeToString()
+    if isinstance(message, Explain):
+        explain = pb.Explain(query_no=message.query_no, request_id=message.request_id)
+        return pb.GenerateRequest(explain=explain).SerializeToString()
     abort = pb.Abort(request_no=message.request_no, choice_index=message.choice_index)
     return pb.GenerateRequest(abort=abort).SerializeToString()
 
@@ -115,6 +120,8 @@ def decode_gateway(body: bytes) -> GatewayMessage:
             return Abort(abort.request_no, abort.choice_index if abort.HasField("choice_index") else None)
         case "forget":
             return Forget(request.forget.request_id)
+        case "explain":
+            return Explain(request.explain.query_no, request.explain.request_id)
     raise ProtocolError("GenerateRequest with no message set")
 
 
@@ -139,6 +146,9 @@ def logprobs_from_proto(logprobs: pb.TokenLogprobs) -> TokenLogprobs:
 def encode_scheduler(message: SchedulerMessage) -> bytes:
     if isinstance(message, SchedulerStatus):
         return pb.GenerateResponse(status=_status_to_proto(message)).SerializeToString()
+    if isinstance(message, Explained):
+        explained = pb.Explained(query_no=message.query_no, explanation=message.explanation)
+        return pb.GenerateResponse(explained=explained).SerializeToString()
     return pb.GenerateResponse(tokens=_tokens_to_proto(message)).SerializeToString()
 
 
@@ -152,6 +162,8 @@ def decode_scheduler(body: bytes) -> SchedulerMessage:
             return _status_from_proto(response.status)
         case "tokens":
             return _tokens_from_proto(response.tokens)
+        case "explained":
+            return Explained(response.explained.query_no, response.explained.explanation)
     raise ProtocolError("GenerateResponse with no message set")
 
 

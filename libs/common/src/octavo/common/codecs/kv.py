@@ -99,6 +99,7 @@ def _declaration_to_proto(declaration: DeclarePool) -> pb.DeclarePool:
         acknowledged_step=declaration.acknowledged_step,
         recycled_block_ids=pack_int32([block_id for block_id, _ in declaration.recycled]),
         recycled_generations=pack_int32([generation for _, generation in declaration.recycled]),
+        highest_generation=declaration.highest_generation,
     )
 
 

@@ -87,7 +87,17 @@ class Forget:
     request_id: str
 
 
-GatewayMessage = Submit | Abort | Forget
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Asks what happened to a request, of this gateway or another, live or ended."""
+
+    query_no: int
+    """Comes back with the answer."""
+    request_id: str
+    """If a gateway made several requests of one, `ID-0`, `ID-1` and so on, `ID` stands for all of them."""
+
+
+GatewayMessage = Submit | Abort | Forget | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +125,10 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledToken:
-    """One token of one choice. Tokens of a choice come in order."""
+    """One token of one choice. Tokens of a choice come in order. Not frozen: one is made for every token, and freezing
+    doubles the cost."""
 
     request_no: int
     choice_index: int
@@ -178,4 +189,13 @@ class SchedulerStatus:
     """None until a worker has told it."""
 
 
-SchedulerMessage = SchedulerStatus | TokenBatch
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The answer to an `Explain`."""
+
+    query_no: int
+    explanation: bytes
+    """JSON object, UTF-8, without what tells of other tenants; empty if the request is unknown or forgotten."""
+
+
+SchedulerMessage = SchedulerStatus | TokenBatch | Explained

@@ -77,6 +77,8 @@ class DeclarePool:
     acknowledged_step: int
     recycled: list[tuple[int, int]] = field(default_factory=list)
     """(block_id, generation): blocks whose content and generation the scheduler changed while nobody managed."""
+    highest_generation: int = 0
+    """Of all generations that the scheduler was told or made: the worker has seen no higher one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,188 @@
+"""Times the attention kernels on a GPU against the limits measured in the same run.
+
+    python benchmarks/gpu_kernels.py [--sweep]
+
+Shape of Llama-3.1-8B: 32 query heads, 8 KV heads, head size 128, blocks of 16, bfloat16, random blocks. `--sweep` tries
+the tilings among which the defaults were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import torch
+from gpu_timing import Limits, measure_limits, time_us
+from torch import Tensor
+
+from octavo.worker.attention_plan import cut_queries, spare_items, split_contexts
+from octavo.worker.kernels import paged_prefill as prefill_module
+from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch, paged_decode
+from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+DEVICE = "cuda"
+DECODES = {
+    "1 x 1k": [1024],
+    "1 x 4k": [4096],
+    "1 x 32k": [32768],
+    "64 x 1k": [1024] * 64,
+    "64 x 4k": [4096] * 64,
+    "256 x 1k": [1024] * 256,
+    "256 x 4k": [4096] * 256,
+    "1000 x 300": [300] * 1000,
+    "64 mixed, longest 8k": np.random.default_rng(0).lognormal(7.0, 0.9, 64).clip(16, 8192).astype(int).tolist(),
+}
+PREFILLS = {
+    "1 x 8192": [(0, 8192)],
+    "512 on 8192": [(8192, 512)],
+    "2048 on 8192": [(8192, 2048)],
+    "1 x 16384": [(0, 16384)],
+    "16 x 512": [(0, 512)] * 16,
+}
+DECODE_TILINGS = [(32, 4, 3), (32, 4, 5), (32, 2, 5), (64, 4, 3), (64, 4, 5), (64, 2, 5), (128, 4, 3), (128, 8, 5)]
+PREFILL_TILINGS = [(128, 64, 8, 3), (128, 64, 8, 5), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 5), (128, 32, 8, 5)]
+
+
+class Pool:
+    """Keys and values of rows, in several layers so that no launch finds the last one's data in the cache."""
+
+    def __init__(self, seq_lens: list[int]) -> None:
+        counts = [-(-length // BLOCK_SIZE) for length in seq_lens]
+        num_blocks = sum(counts)
+        layer_bytes = num_blocks * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
+        self.num_layers = max(2, min(16, -(-(256 << 20) // layer_bytes)))
+        shape = (num_blocks, self.num_layers, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        self.pool = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+        ids = np.random.default_rng(0).permutation(num_blocks)
+        self.tables = torch.zeros((len(seq_lens), max(counts)), dtype=torch.int32)
+        for row, count in enumerate(counts):
+            first = sum(counts[:row])
+            self.tables[row, :count] = torch.from_numpy(ids[first : first + count])
+        self.tables = self.tables.to(DEVICE)
+
+
+def column(values: object) -> Tensor:
+    return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=DEVICE)
+
+
+def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_spare: int | None = None) -> float:
+    pool = Pool(seq_lens)
+    num_rows = len(seq_lens)
+    num_spare = num_spare or spare_items(num_rows, NUM_KV_HEADS)
+    item_rows, item_parts, part_len = split_contexts(np.array(seq_lens), num_spare)
+    max_items = num_rows + num_spare
+    rows = DecodeRows(
+        slots=column(range(num_rows)),
+        tokens=column(range(num_rows)),
+        seq_lens=column(seq_lens),
+        item_rows=column(np.resize(item_rows, max_items)),
+        item_parts=column(np.resize(item_parts, max_items)),
+        shape=column([len(item_rows), part_len]),
+    )
+    scratch = make_scratch(max_items, num_rows, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, torch.device(DEVICE))
+    query = torch.randn((num_rows, NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
+    out = torch.empty_like(query)
+    options = {} if tiling is None else dict(zip(("keys_per_tile", "num_warps", "num_stages"), tiling, strict=True))
+
+    def launch() -> None:
+        for layer in range(pool.num_layers):
+            paged_decode(query, pool.pool[:, layer], pool.tables, rows, scratch, out, scale=HEAD_DIM**-0.5, **options)
+
+    return time_us(launch, launches_per_graph=pool.num_layers)
+
+
+def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int] | None) -> tuple[float, float]:
+    """Microseconds and FLOP of one launch."""
+    query_lens = np.array([queries for _, queries in chunks])
+    seq_lens = np.array([context + queries for context, queries in chunks])
+    pool = Pool(seq_lens.tolist())
+    options: dict[str, int] = {}
+    if tiling is not None:
+        tile_rows_size, *rest = tiling
+        prefill_module.rows_per_tile = lambda group, head_dim: tile_rows_size
+        options = dict(zip(("keys_per_tile", "num_warps", "num_stages"), rest, strict=True))
+    queries = prefill_module.queries_per_tile(NUM_HEADS // NUM_KV_HEADS, HEAD_DIM)
+    tile_rows, tile_parts = cut_queries(query_lens, seq_lens, queries)
+    rows = PrefillRows(
+        slots=column(range(len(chunks))),
+        tokens=column(np.cumsum(query_lens) - query_lens),
+        query_lens=column(query_lens),
+        seq_lens=column(seq_lens),
+        tile_rows=column(tile_rows),
+        tile_parts=column(tile_parts),
+    )
+    query = torch.randn((int(query_lens.sum()), NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
+    out = torch.empty_like(query)
+    us = time_us(lambda: paged_prefill(query, pool.pool[:, 0], pool.tables, rows, out, scale=HEAD_DIM**-0.5, **options))
+    seen = sum(queries * context + queries * (queries + 1) / 2 for context, queries in chunks)
+    return us, 4 * seen * NUM_HEADS * HEAD_DIM
+
+
+def print_decodes(limits: Limits, tiling: tuple[int, int, int] | None = None) -> None:
+    for name, seq_lens in DECODES.items():
+        us = time_decode(seq_lens, tiling)
+        moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * 2
+        share = moved / us * 1e6 / limits.copy_bytes_per_s
+        print(f"decode   {tiling or ''!s:16} {name:22} {us:9.1f} us   {share:5.2f} of the copy rate", flush=True)
+
+
+def print_prefills(limits: Limits, tiling: tuple[int, int, int, int] | None = None) -> None:
+    for name, chunks in PREFILLS.items():
+        us, flop = time_prefill(chunks, tiling)
+        rate = flop / us * 1e6
+        share = rate / limits.matmul_flops
+        print(
+            f"prefill  {tiling or ''!s:16} {name:22} {us:9.1f} us   {rate / 1e12:5.0f} TFLOP/s  {share:5.2f} of matmul"
+        )
+
+
+def sweep(limits: Limits) -> None:
+    for tiling in DECODE_TILINGS:
+        print_decodes(limits, tiling)
+    for num_spare, name in itertools.product((32, 64, 128, 256, 512), ("1 x 4k", "1 x 32k", "64 x 4k", "256 x 1k")):
+        print(
+            f"decode   spare {num_spare:4} {name:22} {time_decode(DECODES[name], None, num_spare):9.1f} us", flush=True
+        )
+    for prefill_tiling in PREFILL_TILINGS:
+        print_prefills(limits, prefill_tiling)
+
+
+def compile_sweep() -> None:
+    """Fill Triton's cache on disk from several processes at once, since each tiling takes seconds to compile."""
+    jobs = [("decode", tiling) for tiling in DECODE_TILINGS] + [("prefill", tiling) for tiling in PREFILL_TILINGS]
+    running = [subprocess.Popen([sys.executable, __file__, "--compile", str(index)]) for index in range(len(jobs))]
+    for process in running:
+        process.wait()
+
+
+def compile_one(index: int) -> None:
+    if index < len(DECODE_TILINGS):
+        time_decode([600], DECODE_TILINGS[index])
+    else:
+        time_prefill([(64, 128)], PREFILL_TILINGS[index - len(DECODE_TILINGS)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--compile", type=int)
+    arguments = parser.parse_args()
+    if arguments.compile is not None:
+        compile_one(arguments.compile)
+        return
+    limits = measure_limits()
+    print(f"copy {limits.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {limits.matmul_flops / 1e12:.0f} TFLOP/s")
+    if arguments.sweep:
+        compile_sweep()
+        sweep(limits)
+    else:
+        print_decodes(limits)
+        print_prefills(limits)
+
+
+if __name__ == "__main__":
+    main()

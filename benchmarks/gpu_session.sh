@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
+# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|engine|serve]...
+# Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+OUT=${OUT:-gpu-results}
+PYTHON=${PYTHON:-python3}
+mkdir -p "$OUT"
+export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/octavo-triton-cache}
+if compgen -G '.wheels/*.whl' >/dev/null; then
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/octavo-wheels \
+        .wheels/*.whl || exit 1
+    export PYTHONPATH=/tmp/octavo-wheels
+fi
+export PYTHONPATH=libs/common/src:proto/gen:services/gateway/src:services/scheduler/src:services/kvmanager/src:services/worker/src:cli/src:tests:${PYTHONPATH:-}
+PYTHONPATH=$(sed "s|\(^\|:\)\([a-z]\)|\1$PWD/\2|g" <<<"$PYTHONPATH")
+
+timed() {
+    local name=$1 started=$SECONDS
+    shift
+    echo "=== $name"
+    "$@" 2>&1 | tee "$OUT/$name.txt"
+    echo "--- $name: exit ${PIPESTATUS[0]}, $((SECONDS - started)) s"
+}
+
+for part in "${@:-kernels}"; do
+    case $part in
+        probe)
+            timed probe bash -c "nvidia-smi; $PYTHON -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|numpy|grpcio|protobuf|uvloop|tokenizers|safetensors|fastapi|pydantic|structlog|orjson|httptools|prometheus|pytest)'; nproc; $PYTHON -c 'import pydantic_settings, structlog, fastapi, uvicorn, httptools, orjson, grpc, octavo.v1.worker_service_pb2, octavo.common.service_config; print(\"imports\", grpc.__version__)'"
+            ;;
+        tests) timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark tests/gpu tests/kernels ;;
+        kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
+        sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
+        engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ;;
+        serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;
+        *) echo "unknown part: $part" >&2 && exit 2 ;;
+    esac
+done

@@ -1,0 +1,32 @@
+"""GET /v1/requests/{id}/why."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from octavo.gateway.http_errors import FieldError
+from octavo.gateway.scheduler_client import SchedulerClient
+
+_ANSWER_PREFIXES = ("cmpl-", "chatcmpl-")
+"""What the `id` of an answer has before the request's own id."""
+
+
+def router(client: SchedulerClient) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.get("/v1/requests/{request_id:path}/why")
+    async def explain_request(request_id: str) -> Response:
+        """Why a request waited, missed the prefix cache or was preempted; by its x-request-id or its answer's id."""
+        for known_as in _ids(request_id):
+            if explanation := await client.explain(known_as):
+                return Response(explanation, media_type="application/json")
+        message = f"request {request_id!r} is unknown, or ended so long ago that it was forgotten"
+        raise FieldError("request_id", message, "request_not_found", status=404)
+
+    return routes
+
+
+def _ids(given: str) -> list[str]:
+    """The id as given, and as it is without an answer's prefix."""
+    return [given, *(given.removeprefix(prefix) for prefix in _ANSWER_PREFIXES if given.startswith(prefix))]

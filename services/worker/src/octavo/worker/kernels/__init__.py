@@ -1,0 +1,1 @@
+"""Triton kernels. Each file has one kernel and the function that launches it; nothing here keeps state."""

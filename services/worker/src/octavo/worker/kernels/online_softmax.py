@@ -1,0 +1,76 @@
+"""One tile of keys and values: what decode and prefill attention repeat along a sequence."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tile(
+    query,  # [rows, head_dim]
+    cache_ptr,  # one layer and KV head of the pool
+    table_ptr,  # int32: the sequence's block ids
+    keys_at,  # [keys]: positions of the tile
+    last_seen,  # [rows, 1]: last position that a row sees
+    first_seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW
+    first_key,  # keys before it hold nothing, used if HAS_WINDOW
+    num_keys,  # keys from it on hold nothing
+    largest,  # [rows]: largest score so far
+    total,  # [rows]: sum of weights so far
+    mixed,  # [rows, head_dim]: weighted sum of values so far
+    scale,  # of scores, to base 2; before the cap if SOFT_CAP
+    block_stride,
+    kv_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    IS_MASKED: tl.constexpr,  # some row does not see some key
+    HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # 0: none
+    PRECISION: tl.constexpr,
+):
+    """Scores, weights and their sums, carried on. Keys that hold nothing are not read, for they may be NaN."""
+    column = tl.arange(0, PADDED_DIM)
+    if IS_MASKED:
+        is_there = keys_at < num_keys
+        if HAS_WINDOW:
+            is_there = is_there & (keys_at >= first_key)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0).to(tl.int64)
+    else:
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE).to(tl.int64)
+    lines = block_ids * block_stride + keys_at % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
+    places = lines[:, None] + column[None, :]
+    if IS_MASKED:
+        readable = is_there[:, None]
+        if HEAD_DIM != PADDED_DIM:
+            readable = readable & (column < HEAD_DIM)[None, :]
+        keys = tl.load(cache_ptr + places, mask=readable, other=0.0)
+        values = tl.load(cache_ptr + kv_stride + places, mask=readable, other=0.0)
+    elif HEAD_DIM != PADDED_DIM:
+        keys = tl.load(cache_ptr + places, mask=(column < HEAD_DIM)[None, :], other=0.0)
+        values = tl.load(cache_ptr + kv_stride + places, mask=(column < HEAD_DIM)[None, :], other=0.0)
+    else:
+        keys = tl.load(cache_ptr + places)
+        values = tl.load(cache_ptr + kv_stride + places)
+
+    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+    if SOFT_CAP > 0.0:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1); scores are x * log2(e)
+        scores = SOFT_CAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(2.0 * scores) + 1.0))
+    if IS_MASKED:
+        seen = keys_at[None, :] <= last_seen
+        if HAS_WINDOW:
+            seen = seen & (keys_at[None, :] >= first_seen)
+        scores = tl.where(seen, scores, float("-inf"))
+    largest_now = tl.maximum(largest, tl.max(scores, 1))
+    if IS_MASKED:  # a row that has seen no key yet keeps -inf; -inf - -inf would be NaN
+        reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
+    else:
+        reference = largest_now
+    weights = tl.exp2(scores - reference[:, None])
+    carried = tl.exp2(largest - reference)
+    total = total * carried + tl.sum(weights, 1)
+    mixed = mixed * carried[:, None]
+    mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
+    return largest_now, total, mixed

@@ -1,0 +1,256 @@
+"""Attention of rows with one query each over the paged pool, long contexts split over programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.worker.kernels.online_softmax import attend_tile
+
+LOG2_E = math.log2(math.e)
+MIN_GROUP = 16
+"""Rows of the smallest matrix product; query heads that share a KV head are padded to it."""
+MERGED_AT_ONCE = 16
+"""Partial results that one load fetches."""
+
+
+@triton.jit
+def _paged_decode_kernel(
+    query_ptr,  # [num_tokens, num_heads, head_dim]
+    cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    out_ptr,  # [num_tokens, num_heads, head_dim]
+    tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
+    row_slots_ptr,  # int32 [num_rows]
+    row_tokens_ptr,  # int32 [num_rows] |-> token of the step
+    row_lens_ptr,  # int32 [num_rows], this step's token included
+    item_rows_ptr,  # int32 [num_items] |-> row
+    item_parts_ptr,  # int32 [num_items] |-> part of the row's context; the items of a row are neighbours
+    shape_ptr,  # int32 [2]: num_items, tokens of a part
+    partial_ptr,  # float32 [max_items, num_heads, head_dim]
+    largest_ptr,  # float32 [max_items, num_heads]
+    total_ptr,  # float32 [max_items, num_heads]
+    arrivals_ptr,  # int32 [num_rows, num_kv_heads], zero between launches
+    scale,  # of scores, to base 2; before the cap if SOFT_CAP
+    query_stride,  # elements between tokens of query
+    table_stride,
+    block_stride,
+    kv_stride,
+    head_stride,
+    window,  # positions that a query sees, used if HAS_WINDOW
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    PADDED_GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    KEYS: tl.constexpr,  # of one tile; a part is a multiple of it
+    MERGED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program attends to one part of one row's context for one KV head; the last of a row to end merges the parts.
+
+    Grid: (NUM_KV_HEADS, items, of which those from num_items on do nothing).
+    """
+    item = tl.program_id(1)
+    if item < tl.load(shape_ptr):
+        kv_head = tl.program_id(0)
+        part_len = tl.load(shape_ptr + 1)
+        row = tl.load(item_rows_ptr + item)
+        part = tl.load(item_parts_ptr + item)
+        seq_len = tl.load(row_lens_ptr + row)
+        token = tl.load(row_tokens_ptr + row).to(tl.int64)
+        table_ptr = tables_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * table_stride
+        begin = part * part_len
+        end = tl.minimum(begin + part_len, seq_len)
+        first_seen = 0
+        if HAS_WINDOW:
+            first_seen = tl.maximum(seq_len - window, 0)
+            begin = tl.maximum(begin, first_seen // KEYS * KEYS)
+
+        member = tl.arange(0, PADDED_GROUP)
+        column = tl.arange(0, PADDED_DIM)
+        head = kv_head * GROUP + member
+        is_real = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+        query_at = token * query_stride + head[:, None] * HEAD_DIM + column[None, :]
+        query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+
+        largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([PADDED_GROUP], tl.float32)
+        mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+        heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
+        last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + seq_len - 1
+        for tile in tl.range(begin, end, KEYS):
+            largest, total, mixed = attend_tile(
+                query,
+                heads_ptr,
+                table_ptr,
+                tile + tl.arange(0, KEYS),
+                last_seen,
+                first_seen,
+                first_seen,
+                end,
+                largest,
+                total,
+                mixed,
+                scale,
+                block_stride,
+                kv_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                True,
+                HAS_WINDOW,
+                SOFT_CAP,
+                PRECISION,
+            )
+
+        num_parts = tl.cdiv(seq_len, part_len)
+        out_at = (token * NUM_HEADS + head[:, None]) * HEAD_DIM + column[None, :]
+        if num_parts == 1:
+            result = mixed / total[:, None]
+            tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=is_real)
+        else:
+            at = item * NUM_HEADS + head
+            tl.store(partial_ptr + at.to(tl.int64)[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_real)
+            tl.store(largest_ptr + at, largest, mask=member < GROUP)
+            tl.store(total_ptr + at, total, mask=member < GROUP)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals_ptr + row * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
+            if arrived == num_parts - 1:
+                tl.store(arrivals_ptr + row * NUM_KV_HEADS + kv_head, 0)
+                first_item = item - part
+                for one in tl.range(0, GROUP):
+                    merged_head = kv_head * GROUP + one
+                    all_largest = tl.full([1], float("-inf"), tl.float32)
+                    all_total = tl.zeros([1], tl.float32)
+                    all_mixed = tl.zeros([PADDED_DIM], tl.float32)
+                    for first_part in tl.range(0, num_parts, MERGED):
+                        other = first_part + tl.arange(0, MERGED)
+                        is_part = other < num_parts
+                        other_at = (first_item + other) * NUM_HEADS + merged_head
+                        other_largest = tl.load(
+                            largest_ptr + other_at, mask=is_part, other=float("-inf"), cache_modifier=".cg"
+                        )
+                        other_total = tl.load(total_ptr + other_at, mask=is_part, other=0.0, cache_modifier=".cg")
+                        other_mixed = tl.load(
+                            partial_ptr + other_at.to(tl.int64)[:, None] * HEAD_DIM + column[None, :],
+                            mask=is_part[:, None] & (column < HEAD_DIM)[None, :],
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        largest_now = tl.maximum(all_largest, tl.max(other_largest, 0))
+                        reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
+                        weights = tl.exp2(other_largest - reference)
+                        carried = tl.exp2(all_largest - reference)
+                        all_total = all_total * carried + tl.sum(other_total * weights, 0)
+                        all_mixed = all_mixed * carried + tl.sum(other_mixed * weights[:, None], 0)
+                        all_largest = largest_now
+                    merged = (all_mixed / all_total).to(out_ptr.dtype.element_ty)
+                    merged_at = (token * NUM_HEADS + merged_head) * HEAD_DIM
+                    tl.store(out_ptr + merged_at + column, merged, mask=column < HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decode rows of a step, on the device, all int32."""
+
+    slots: Tensor  # [num_rows]
+    tokens: Tensor  # [num_rows] |-> token of the step
+    seq_lens: Tensor  # [num_rows]
+    item_rows: Tensor  # [max_items] |-> row
+    item_parts: Tensor  # [max_items] |-> part of the row's context
+    shape: Tensor  # [2]: items, tokens of a part
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScratch:
+    """What parts of a row pass to the one that merges them. Shared by all launches of a stream."""
+
+    partial: Tensor  # float32 [max_items, num_heads, head_dim]
+    largest: Tensor  # float32 [max_items, num_heads]
+    total: Tensor  # float32 [max_items, num_heads]
+    arrivals: Tensor  # int32 [max_rows, num_kv_heads], zero between launches
+
+
+def make_scratch(
+    max_items: int, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+) -> DecodeScratch:
+    """Scratch for launches of up to this size."""
+    return DecodeScratch(
+        partial=torch.empty((max_items, num_heads, head_dim), dtype=torch.float32, device=device),
+        largest=torch.empty((max_items, num_heads), dtype=torch.float32, device=device),
+        total=torch.empty((max_items, num_heads), dtype=torch.float32, device=device),
+        arrivals=torch.zeros((max_rows, num_kv_heads), dtype=torch.int32, device=device),
+    )
+
+
+def paged_decode(
+    query: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    rows: DecodeRows,
+    scratch: DecodeScratch,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float = 0.0,
+    keys_per_tile: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> None:
+    """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
+
+    `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
+    [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
+    by tanh unless that is 0.
+    """
+    _, num_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    group = num_heads // num_kv_heads
+    scores_scale = scale / soft_cap if soft_cap else scale
+    _paged_decode_kernel[(num_kv_heads, len(rows.item_rows))](
+        query,
+        cache,
+        out,
+        tables,
+        rows.slots,
+        rows.tokens,
+        rows.seq_lens,
+        rows.item_rows,
+        rows.item_parts,
+        rows.shape,
+        scratch.partial,
+        scratch.largest,
+        scratch.total,
+        scratch.arrivals,
+        scores_scale * LOG2_E,
+        query.stride(0),
+        tables.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        window or 0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        PADDED_GROUP=max(MIN_GROUP, triton.next_power_of_2(group)),
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=triton.next_power_of_2(head_dim),
+        KEYS=keys_per_tile,
+        MERGED=MERGED_AT_ONCE,
+        HAS_WINDOW=window is not None,
+        SOFT_CAP=soft_cap,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )

@@ -1,0 +1,211 @@
+"""Attention of rows with many queries each over the paged pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.worker.kernels.online_softmax import attend_tile
+from octavo.worker.kernels.paged_decode import LOG2_E
+
+
+@triton.jit
+def _paged_prefill_kernel(
+    query_ptr,  # [num_tokens, num_heads, head_dim]
+    cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    out_ptr,  # [num_tokens, num_heads, head_dim]
+    tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
+    row_slots_ptr,  # int32 [num_rows]
+    row_tokens_ptr,  # int32 [num_rows] |-> the row's first token of the step
+    row_query_lens_ptr,  # int32 [num_rows]
+    row_lens_ptr,  # int32 [num_rows], this step's tokens included
+    tile_rows_ptr,  # int32 [num_tiles] |-> row
+    tile_parts_ptr,  # int32 [num_tiles] |-> part of the row's queries
+    scale,  # of scores, to base 2; before the cap if SOFT_CAP
+    query_stride,
+    table_stride,
+    block_stride,
+    kv_stride,
+    head_stride,
+    window,  # positions that a query sees, used if HAS_WINDOW
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROWS: tl.constexpr,  # of the matrix product: queries of a tile, each with all heads of its group
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program attends for ROWS // GROUP neighbouring queries and one KV head. Grid: (NUM_KV_HEADS, num_tiles)."""
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    row = tl.load(tile_rows_ptr + tile)
+    part = tl.load(tile_parts_ptr + tile)
+    query_len = tl.load(row_query_lens_ptr + row)
+    seq_len = tl.load(row_lens_ptr + row)
+    table_ptr = tables_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * table_stride
+
+    QUERIES: tl.constexpr = ROWS // GROUP
+    line = tl.arange(0, ROWS)
+    column = tl.arange(0, PADDED_DIM)
+    first_query = part * QUERIES
+    query_index = first_query + line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    is_query = (query_index < query_len) & (line < QUERIES * GROUP)
+    is_real = is_query[:, None] & (column < HEAD_DIM)[None, :]
+    token = tl.load(row_tokens_ptr + row).to(tl.int64) + query_index
+    query_at = token[:, None] * query_stride + (head * HEAD_DIM)[:, None] + column[None, :]
+    query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+
+    context = seq_len - query_len  # computed by earlier steps
+    last_seen = context + tl.minimum(query_index, query_len - 1)
+    end = context + tl.minimum(first_query + QUERIES, query_len)
+    first_seen = tl.full([ROWS, 1], 0, tl.int32)
+    first_key = 0
+    begin = 0
+    if HAS_WINDOW:
+        first_seen = (last_seen - window + 1)[:, None]
+        first_key = tl.maximum(context + first_query - window + 1, 0)
+        begin = first_key // KEYS * KEYS
+    last_seen = last_seen[:, None]
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
+    # Tiles before `masked_from` are seen whole by every query.
+    masked_from = begin
+    if not HAS_WINDOW:
+        masked_from = (context + first_query + 1) // KEYS * KEYS
+        for start in tl.range(begin, masked_from, KEYS):
+            largest, total, mixed = attend_tile(
+                query,
+                heads_ptr,
+                table_ptr,
+                start + tl.arange(0, KEYS),
+                last_seen,
+                first_seen,
+                first_key,
+                end,
+                largest,
+                total,
+                mixed,
+                scale,
+                block_stride,
+                kv_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                False,
+                HAS_WINDOW,
+                SOFT_CAP,
+                PRECISION,
+            )
+    for start in tl.range(masked_from, end, KEYS):
+        largest, total, mixed = attend_tile(
+            query,
+            heads_ptr,
+            table_ptr,
+            start + tl.arange(0, KEYS),
+            last_seen,
+            first_seen,
+            first_key,
+            end,
+            largest,
+            total,
+            mixed,
+            scale,
+            block_stride,
+            kv_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            PADDED_DIM,
+            True,
+            HAS_WINDOW,
+            SOFT_CAP,
+            PRECISION,
+        )
+    result = (mixed / total[:, None]).to(out_ptr.dtype.element_ty)
+    out_at = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
+    tl.store(out_ptr + out_at, result, mask=is_real)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """The prefill rows of a step, on the device, all int32."""
+
+    slots: Tensor  # [num_rows]
+    tokens: Tensor  # [num_rows] |-> the row's first token of the step
+    query_lens: Tensor  # [num_rows]
+    seq_lens: Tensor  # [num_rows]
+    tile_rows: Tensor  # [num_tiles] |-> row
+    tile_parts: Tensor  # [num_tiles] |-> part of the row's queries, each of `queries_per_tile`
+
+
+def rows_per_tile(group: int, head_dim: int) -> int:
+    """Rows of a program's matrix product, one for each query and head of the group."""
+    return 64 if head_dim > 128 else max(128, triton.next_power_of_2(group))
+
+
+def queries_per_tile(group: int, head_dim: int) -> int:
+    """Queries that one program computes."""
+    return rows_per_tile(group, head_dim) // group
+
+
+def paged_prefill(
+    query: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    rows: PrefillRows,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float = 0.0,
+    keys_per_tile: int = 64,
+    num_warps: int = 8,
+    num_stages: int = 3,
+) -> None:
+    """Fill the rows' tokens of `out`, by the rules of `paged_decode`; a query sees positions up to its own."""
+    _, num_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    group = num_heads // num_kv_heads
+    scores_scale = scale / soft_cap if soft_cap else scale
+    _paged_prefill_kernel[(num_kv_heads, len(rows.tile_rows))](
+        query,
+        cache,
+        out,
+        tables,
+        rows.slots,
+        rows.tokens,
+        rows.query_lens,
+        rows.seq_lens,
+        rows.tile_rows,
+        rows.tile_parts,
+        scores_scale * LOG2_E,
+        query.stride(0),
+        tables.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        window or 0,
+        NUM_HEADS=num_heads,
+        GROUP=group,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=triton.next_power_of_2(head_dim),
+        ROWS=rows_per_tile(group, head_dim),
+        KEYS=keys_per_tile,
+        HAS_WINDOW=window is not None,
+        SOFT_CAP=soft_cap,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )

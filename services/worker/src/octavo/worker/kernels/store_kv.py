@@ -1,0 +1,114 @@
+"""Turns queries and keys by their positions and writes keys and values into their slots, in one pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def _store_kv_kernel(
+    heads_ptr,  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
+    cos_sin_ptr,  # float32 [max_positions, head_dim]: cos of the half, then sin of the half
+    positions_ptr,  # int32 [num_tokens]
+    slot_mapping_ptr,  # int64 [num_tokens] |-> block_id * block_size + offset in the block; -1 is padding
+    cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    query_norm_ptr,  # [head_dim], read if HAS_NORM
+    key_norm_ptr,  # [head_dim], read if HAS_NORM
+    eps,
+    block_stride,  # elements between blocks of the layer
+    kv_stride,  # elements between K and V of a block
+    head_stride,  # elements between heads of a block
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,  # half of head_dim, rounded up to a power of two
+    HEADS: tl.constexpr,  # heads of one program
+    HAS_NORM: tl.constexpr,
+):
+    """Queries are turned in place. Grid: (num_tokens, blocks of heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping_ptr + token)
+    if slot >= 0:
+        position = tl.load(positions_ptr + token).to(tl.int64)
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        pair = tl.arange(0, HALF)
+        in_head = pair < HEAD_DIM // 2
+        inside = (head[:, None] < NUM_HEADS + 2 * NUM_KV_HEADS) & in_head[None, :]
+        is_query = head < NUM_HEADS
+        is_value = head >= NUM_HEADS + NUM_KV_HEADS
+
+        offsets = (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head[:, None]) * HEAD_DIM + pair[None, :]
+        first = tl.load(heads_ptr + offsets, mask=inside, other=0.0)
+        second = tl.load(heads_ptr + offsets + HEAD_DIM // 2, mask=inside, other=0.0)
+        x, y = first.to(tl.float32), second.to(tl.float32)
+        if HAS_NORM:
+            scale = 1.0 / tl.sqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / HEAD_DIM + eps)
+            query_weight_x = tl.load(query_norm_ptr + pair, mask=in_head, other=0.0)[None, :]
+            query_weight_y = tl.load(query_norm_ptr + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
+            key_weight_x = tl.load(key_norm_ptr + pair, mask=in_head, other=0.0)[None, :]
+            key_weight_y = tl.load(key_norm_ptr + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
+            weight_x = tl.where(is_query[:, None], query_weight_x, key_weight_x)
+            weight_y = tl.where(is_query[:, None], query_weight_y, key_weight_y)
+            x = ((x * scale[:, None]).to(first.dtype) * weight_x).to(tl.float32)
+            y = ((y * scale[:, None]).to(first.dtype) * weight_y).to(tl.float32)
+        cos = tl.load(cos_sin_ptr + position * HEAD_DIM + pair, mask=in_head, other=1.0)[None, :]
+        sin = tl.load(cos_sin_ptr + position * HEAD_DIM + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
+        turned_first = tl.where(is_value[:, None], first, (x * cos - y * sin).to(first.dtype))
+        turned_second = tl.where(is_value[:, None], second, (y * cos + x * sin).to(first.dtype))
+
+        to_query = inside & is_query[:, None]
+        tl.store(heads_ptr + offsets, turned_first, mask=to_query)
+        tl.store(heads_ptr + offsets + HEAD_DIM // 2, turned_second, mask=to_query)
+        to_cache = inside & (head[:, None] >= NUM_HEADS)
+        kv_head = tl.where(is_value, head - NUM_HEADS - NUM_KV_HEADS, head - NUM_HEADS)
+        line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM  # int64: passes 2**31 in large pools
+        places = line + kv_head[:, None] * head_stride + tl.where(is_value, kv_stride, 0)[:, None] + pair[None, :]
+        tl.store(cache_ptr + places, turned_first, mask=to_cache)
+        tl.store(cache_ptr + places + HEAD_DIM // 2, turned_second, mask=to_cache)
+
+
+def store_kv(
+    heads: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cache: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Rotate the query heads in `heads` in place; write rotated keys, and values, to the slots of `cache`.
+
+    `heads` is [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense. `cache` is one layer of the pool:
+    [num_blocks, 2, num_kv_heads, block_size, head_dim]. `norms` are the weights by which query and key heads are
+    normalised before. Tokens of slot -1 are left as they are.
+    """
+    num_tokens, num_all_heads, head_dim = heads.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    query_norm, key_norm = norms or (heads, heads)
+    grid = (num_tokens, triton.cdiv(num_all_heads, HEADS_PER_PROGRAM))
+    _store_kv_kernel[grid](
+        heads,
+        cos_sin,
+        positions,
+        slot_mapping,
+        cache,
+        query_norm,
+        key_norm,
+        eps,
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        NUM_HEADS=num_all_heads - 2 * num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        HALF=triton.next_power_of_2(head_dim // 2),
+        HEADS=HEADS_PER_PROGRAM,
+        HAS_NORM=norms is not None,
+        num_warps=2,
+    )

@@ -1,0 +1,99 @@
+"""A service is killed while requests run: the supervisor starts it again, and clients see a pause or one error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from octavo.cli.models import PreparedModel
+from support.clusters import Cluster, ProcessCluster, ServerSettings, running_cluster
+from support.completions import greedy
+from support.reference_tokens import Reference, assert_follows, tiny_reference
+from support.streams import Stream
+from support.tiny_models import TinyModel, prompt_of
+
+NUM_TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: PreparedModel) -> Iterator[Cluster]:
+    with running_cluster(tiny_model, ServerSettings("frames", max_num_seqs=8, block_size=8)) as running:
+        yield running
+        running.assert_idle()
+
+
+@pytest_asyncio.fixture
+async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=120) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def long_references(tiny_llama: TinyModel) -> list[Reference]:
+    return [tiny_reference(tiny_llama, prompt_of(length), NUM_TOKENS) for length in (3, 40, 100)]
+
+
+async def assert_tokens_follow(stream: Stream, reference: Reference, client: openai.AsyncOpenAI) -> None:
+    """The stream's tokens first; what comes after a forgiven mismatch is asked for anew."""
+    asked: list[int] = []
+
+    async def continue_from(prompt: list[int], num_tokens: int) -> list[list[int]]:
+        asked.append(num_tokens)
+        return [stream.token_ids] if len(asked) == 1 else await greedy(client)(prompt, num_tokens)
+
+    await assert_follows(reference, continue_from)
+
+
+@pytest.mark.parametrize("service", ["worker", "kvmanager"])
+async def test_streams_go_on_with_the_same_tokens_after_the_death_of_a(
+    service: str, cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
+) -> None:
+    assert isinstance(cluster, ProcessCluster)
+    streams = [Stream() for _ in long_references]
+    running = [
+        stream.start(client, reference.prompt_ids, NUM_TOKENS)
+        for stream, reference in zip(streams, long_references, strict=True)
+    ]
+    await asyncio.gather(*(stream.has_tokens(20) for stream in streams))
+    await asyncio.to_thread(cluster.kill_service, service)
+    await asyncio.gather(*running)
+    for stream, reference in zip(streams, long_references, strict=True):
+        assert (stream.error, stream.finish_reasons) == (None, ["length"])
+        await assert_tokens_follow(stream, reference, client)
+    cluster.wait_until_ready()
+    cluster.assert_idle()
+
+
+async def test_streams_end_in_one_error_after_the_death_of_the_scheduler(
+    cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
+) -> None:
+    assert isinstance(cluster, ProcessCluster)
+    streams = [Stream() for _ in range(3)]
+    running = [stream.start(client, [5, 6, 7], NUM_TOKENS) for stream in streams]
+    await asyncio.gather(*(stream.has_tokens(20) for stream in streams))
+    await asyncio.to_thread(cluster.kill_service, "scheduler")
+    await asyncio.wait_for(asyncio.gather(*running), 10)
+    for stream in streams:
+        assert isinstance(stream.error, openai.APIError)
+        assert (stream.finish_reasons, stream.error.code) == ([], "service_unavailable")
+    cluster.wait_until_ready()
+    await assert_follows(long_references[1], greedy(client), num_tokens=40)
+
+
+async def test_death_of_the_gateway_ends_its_requests(
+    cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
+) -> None:
+    assert isinstance(cluster, ProcessCluster)
+    stream = Stream()
+    running = asyncio.gather(stream.start(client, [5, 6, 7], NUM_TOKENS), return_exceptions=True)
+    await stream.has_tokens(20)
+    await asyncio.to_thread(cluster.kill_service, "gateway")
+    await running
+    assert stream.finish_reasons == []
+    cluster.wait_until_ready()
+    cluster.assert_idle()
+    await assert_follows(long_references[1], greedy(client), num_tokens=40)

@@ -1,0 +1,93 @@
+"""Attention on a real GPU over a grid of shapes; every pair of values of two axes meets at least once or nearly so."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from support.paged_attention import NUM_LAYERS, PagedBatch, Shape
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""Relative error in the norm: a few roundings of the weights and of the result."""
+
+AXES: dict[str, list[object]] = {
+    "head_dim": [64, 80, 96, 128, 256],
+    "group": [1, 3, 4, 7, 8],
+    "block_size": [8, 16, 32, 64, 128],
+    "dtype": [torch.bfloat16, torch.float16],
+    "window": [None, 1, 100, 1024],
+    "soft_cap": [0.0, 30.0],
+    "rows": ["lone", "decodes", "long", "chunks", "mixed", "many"],
+}
+ROWS: dict[str, list[tuple[int, int]]] = {
+    "lone": [(0, 1)],
+    "decodes": [(length, 1) for length in (1, 15, 16, 17, 127, 128, 129, 1000, 2047, 3000)],
+    "long": [(33_000, 1), (5, 1)],
+    "chunks": [(0, 33), (100, 128), (1000, 1), (0, 2), (513, 300)],
+    "mixed": [(700, 1), (0, 1), (31, 17), (2000, 1), (64, 64)],
+    "many": [(index % 300, 1) for index in range(700)],
+}
+
+
+def pairwise_cases(limit: int = 120) -> list[dict[str, object]]:
+    """Greedy: each case is the best of some random ones by the pairs of values that no case has yet."""
+    names = list(AXES)
+    uncovered = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for x in range(len(AXES[names[a]]))
+        for y in range(len(AXES[names[b]]))
+    }
+    choose = random.Random(0)
+    cases: list[dict[str, object]] = []
+    while uncovered and len(cases) < limit:
+        candidates = [[choose.randrange(len(AXES[name])) for name in names] for _ in range(60)]
+        gains = [set(itertools.combinations(list(enumerate(one)), 2)) & uncovered for one in candidates]
+        best = max(range(len(candidates)), key=lambda index: len(gains[index]))
+        if not gains[best]:
+            continue
+        uncovered -= gains[best]
+        cases.append({name: AXES[name][value] for name, value in zip(names, candidates[best], strict=True)})
+    return cases
+
+
+def case_name(case: dict[str, object]) -> str:
+    return "-".join(str(value).removeprefix("torch.") for value in case.values())
+
+
+@pytest.mark.parametrize("case", pairwise_cases(), ids=case_name)
+def test_attention_equals_the_plain_one(case: dict[str, object]) -> None:
+    shape = Shape(**{name: value for name, value in case.items() if name != "rows"})  # type: ignore[arg-type]
+    batch = PagedBatch(shape, ROWS[str(case["rows"])], "cuda", seed=1)
+
+    assert batch.error(batch.attend()) < TOLERANCE[shape.dtype]
+
+
+@pytest.mark.parametrize("keys", [32, 128])
+def test_other_tilings_give_the_same(keys: int) -> None:
+    batch = PagedBatch(Shape(head_dim=128, group=4, dtype=torch.bfloat16), ROWS["mixed"] + ROWS["decodes"], "cuda")
+
+    assert batch.error(batch.attend(keys_per_tile=keys)) < TOLERANCE[torch.bfloat16]
+
+
+def test_a_context_of_131072_tokens() -> None:
+    batch = PagedBatch(Shape(head_dim=128, group=4, dtype=torch.bfloat16), [(131_071, 1), (131_000, 72)], "cuda")
+
+    assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
+
+
+def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
+    shape = Shape(head_dim=128, num_kv_heads=8, group=4, dtype=torch.bfloat16)
+    batch = PagedBatch(shape, [(500, 1), (40, 30)], "cuda")
+    small = batch.pool
+    num_blocks = 2**31 // small[0].numel() + len(small) + 1
+    batch.pool = torch.empty((num_blocks, NUM_LAYERS, *small.shape[2:]), dtype=small.dtype, device="cuda")
+    batch.pool[-len(small) :] = small
+    batch.tables = torch.where(batch.tables < len(small), batch.tables + num_blocks - len(small), batch.tables)
+
+    assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]

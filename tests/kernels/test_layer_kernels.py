@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.worker.kernels.copy_blocks import copy_blocks
+from octavo.worker.kernels.rms_norm import rms_norm
+from octavo.worker.kernels.silu_mul import silu_mul
+from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
+from octavo.worker.kernels.store_kv import store_kv
+
+
+@pytest.mark.parametrize("size", [48, 64, 576, 4096])
+def test_rms_norm_of_rows_of_any_size(size: int, device: str) -> None:
+    x, weight = torch.randn(3, size, device=device), torch.randn(size, device=device)
+
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), functional.rms_norm(x, (size,), weight, 1e-5))
+
+
+def test_rms_norm_of_rows_that_are_part_of_longer_ones(device: str) -> None:
+    x, weight = torch.randn(5, 100, device=device)[:, :48], torch.randn(48, device=device)
+
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), functional.rms_norm(x, (48,), weight, 1e-6))
+
+
+@pytest.mark.parametrize("size", [80, 1024, 1536])
+def test_silu_mul(size: int, device: str) -> None:
+    gate_up = torch.randn(3, 2 * size, device=device)
+
+    torch.testing.assert_close(silu_mul(gate_up), functional.silu(gate_up[:, :size]) * gate_up[:, size:])
+
+
+def store_kv_reference(
+    heads: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, norms: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Turned queries, turned keys, values."""
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
+    if norms is not None:
+        query, key = (functional.rms_norm(part, part.shape[-1:], norm, 1e-6) for part, norm in zip((query, key), norms, strict=True))
+    cos, sin = (part.repeat(1, 2)[:, None] for part in cos_sin[positions.long()].chunk(2, -1))
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    return turn(query), turn(key), value
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 80])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(head_dim: int, has_norms: bool, device: str) -> None:
+    num_heads, num_kv_heads, block_size = 6, 2, 8
+    heads = torch.randn(4, num_heads + 2 * num_kv_heads, head_dim, device=device)
+    before = heads.clone()
+    cos_sin = torch.randn(50, head_dim, device=device)
+    positions = torch.tensor([0, 17, 49, 3], dtype=torch.int32, device=device)
+    slot_mapping = torch.tensor([5, -1, 31, 16], device=device)
+    norms = (torch.randn(head_dim, device=device), torch.randn(head_dim, device=device)) if has_norms else None
+    pool = torch.full((5, 3, 2, num_kv_heads, block_size, head_dim), 7.0, device=device)
+
+    store_kv(heads, cos_sin, positions, slot_mapping, pool[:, 1], norms, 1e-6)
+
+    query, key, value = store_kv_reference(before, cos_sin, positions, num_heads, norms)
+    expected = torch.full_like(pool, 7.0)
+    for token, slot in ((0, 5), (2, 31), (3, 16)):
+        expected[slot // block_size, 1, 0, :, slot % block_size] = key[token]
+        expected[slot // block_size, 1, 1, :, slot % block_size] = value[token]
+    torch.testing.assert_close(pool, expected)
+    real = [0, 2, 3]
+    torch.testing.assert_close(heads[real, :num_heads], query[real])
+    assert torch.equal(heads[1], before[1])
+
+
+def test_blocks_are_copied_whole(device: str) -> None:
+    pool = torch.randint(0, 2**31, (6, 20_001), dtype=torch.int32, device=device)
+    before = pool.clone()
+
+    copy_blocks(pool, *torch.tensor([[5, 0], [1, 3]], dtype=torch.int32, device=device))
+
+    assert torch.equal(pool[1], before[5])
+    assert torch.equal(pool[3], before[0])
+    untouched = [0, 2, 4, 5]
+    assert torch.equal(pool[untouched], before[untouched])
+
+
+def test_tables_grow_by_their_entries(device: str) -> None:
+    tables = torch.zeros((3, 4), dtype=torch.int32, device=device)
+    places, block_ids = torch.tensor([[4, 5, 8], [11, 12, 13]], dtype=torch.int32, device=device)
+
+    append_to_tables(tables, places, block_ids)
+
+    assert tables.tolist() == [[0, 0, 0, 0], [11, 12, 0, 0], [13, 0, 0, 0]]
+
+
+def test_a_token_is_sent_or_fed_by_its_slot_and_padding_goes_nowhere(device: str) -> None:
+    columns = torch.tensor([[0, 2, 2, -1], [3, 16, 31, 5], [42, -1, 9, 8]], dtype=torch.int32, device=device)
+    last_sampled = torch.tensor([100, 101, 102], dtype=torch.int32, device=device)
+    tables = torch.tensor([[7, 0], [0, 0], [4, 9]], dtype=torch.int32, device=device)
+    token_ids = torch.full((4,), -9, dtype=torch.int32, device=device)
+    slot_mapping = torch.full((4,), -9, device=device)
+
+    locate_tokens(*columns, last_sampled, tables, 16, token_ids, slot_mapping)
+
+    assert token_ids.tolist() == [42, 102, 9, 0]
+    assert slot_mapping.tolist() == [7 * 16 + 3, 9 * 16, 9 * 16 + 15, -1]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.paged_attention import PagedBatch, Shape
+
+
+def test_a_lone_token_attends_to_itself(device: str) -> None:
+    batch = PagedBatch(Shape(), [(0, 1)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+@pytest.mark.parametrize("context", [15, 16, 63, 64, 70])
+def test_decode_sees_the_whole_context_and_nothing_behind_it(context: int, device: str) -> None:
+    batch = PagedBatch(Shape(group=4, head_dim=32), [(context, 1), (3, 1)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_parts_of_a_context_are_merged_by_the_last_to_end(device: str) -> None:
+    batch = PagedBatch(Shape(group=1, num_kv_heads=1, head_dim=32), [(200, 1), (40, 1), (127, 1)], device)
+
+    assert batch.error(batch.attend(part_len=64)) < 2e-6
+
+
+def test_more_parts_than_one_load_fetches_are_merged(device: str) -> None:
+    batch = PagedBatch(Shape(group=1, num_kv_heads=1, head_dim=16, block_size=32), [(300, 1)], device)
+
+    assert batch.error(batch.attend(part_len=16, keys_per_tile=16)) < 2e-6
+
+
+@pytest.mark.parametrize("window", [1, 20, 64, 500])
+def test_decode_through_a_sliding_window(window: int, device: str) -> None:
+    batch = PagedBatch(Shape(window=window, head_dim=32), [(150, 1), (10, 1)], device)
+
+    assert batch.error(batch.attend(part_len=64)) < 2e-6
+
+
+def test_prefill_from_nothing(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32), [(0, 70)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_a_chunk_sees_what_earlier_chunks_computed(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, group=4), [(77, 45)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+@pytest.mark.parametrize("window", [1, 33])
+def test_prefill_through_a_sliding_window_whose_first_tiles_some_queries_do_not_see(window: int, device: str) -> None:
+    batch = PagedBatch(Shape(window=window, head_dim=16, group=1), [(90, 100)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_chunks_and_decodes_of_one_step_mix(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, block_size=8), [(30, 1), (0, 20), (9, 1), (17, 3)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_scores_are_capped(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, soft_cap=0.5), [(30, 1), (5, 20)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_head_sizes_that_are_no_powers_of_two(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=80, num_kv_heads=1, group=7), [(30, 1), (5, 20)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_half_precision(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=64, dtype=torch.float16), [(30, 1), (5, 20)], device)
+
+    assert batch.error(batch.attend()) < 2e-3

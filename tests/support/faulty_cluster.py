@@ -1,0 +1,293 @@
+"""The step cluster with links that are cut, that say things twice, and with services that die and come back."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from octavo.common.errors import OctavoError, StaleEpochError
+from octavo.common.links import Link
+from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, KvReply, KvRequest, PoolOpened
+from octavo.common.messages.step import StepPlan, StepResult, WorkerHello, WorkerReady, WorkerReply, WorkerRequest
+from octavo.kvmanager.catalogue import CatalogueFolder
+from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.server import KvManagerServer
+from octavo.scheduler.worker_group import WorkerGroup
+from octavo.worker.session import PlanFate, WorkerSession
+from support.scripted_worker import ScriptedWorker
+from support.step_cluster import GATEWAY, StepCluster
+
+TWICE = (StepPlan, StepResult, KvRequest, KvReply)
+"""Messages that a link may say twice."""
+
+
+class SchedulersLink(Link[KvManagerReply, KvManagerRequest]):
+    """The KV manager's end of a link whose other end is the cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: deque[KvManagerRequest] = deque()
+        self.replies: deque[KvManagerReply] = deque()
+        self.is_cut = False
+        self.is_open = False
+        """The scheduler has got the answer to its opening."""
+
+    def send(self, message: KvManagerReply) -> None:
+        self.replies.append(message)
+
+    def close(self) -> None:
+        assert self.is_cut, "the KV manager refused a message"
+
+    def receive(self, message: KvManagerRequest) -> None:
+        self._deliver(message)
+
+
+class SessionWorker:
+    """A scripted worker that computes plans when it is told to, and outlives its links."""
+
+    def __init__(self, ready: Callable[[int], WorkerReady], start: Callable[[], ScriptedWorker]) -> None:
+        self._ready, self._start = ready, start
+        self._epoch = 0
+        self.session: WorkerSession | None = None
+        self.queue: deque[StepPlan] = deque()
+        self.scripted = start()
+        self.num_refused_schedulers = 0
+
+    def receive(self, message: WorkerRequest, incarnations: itertools.count[int]) -> list[WorkerReply]:
+        if isinstance(message, WorkerHello):
+            return self._hello(message, incarnations)
+        session = self.session
+        assert session is not None
+        if session.accept(message) is PlanFate.RUN:
+            self.queue.append(message)
+            return []
+        stored = session.stored(message.step_id)
+        return [] if stored is None else [stored]
+
+    def compute(self) -> StepResult:
+        assert self.session is not None
+        result = self.scripted.run(self.queue.popleft())
+        self.session.keep(result)
+        return result
+
+    def _hello(self, hello: WorkerHello, incarnations: itertools.count[int]) -> list[WorkerReply]:
+        if hello.epoch < self._epoch:
+            raise StaleEpochError(f"epoch {hello.epoch} after {self._epoch}")
+        self._epoch = hello.epoch
+        session = self.session
+        if session is not None and session.can_resume(hello):
+            resumed = replace(self._ready(session.incarnation), is_resumed=True, last_step=session.last_step)
+            return [resumed, *session.resume(hello)]
+        self.queue.clear()
+        self.scripted = self._start()
+        self.session = WorkerSession(hello.epoch, next(incarnations))
+        return [self._ready(self.session.incarnation)]
+
+
+class WorkersLink:
+    """Both directions of a link to the worker."""
+
+    def __init__(self) -> None:
+        self.requests: deque[WorkerRequest] = deque()
+        self.replies: deque[WorkerReply] = deque()
+        self.is_open = False
+
+
+class FaultyCluster(StepCluster):
+    """Four random things more than a step cluster: cuts, deaths, returns, and messages that come twice."""
+
+    def __init__(
+        self, *, catalogue_dir: Path | None = None, duplicate_rate: float = 0.0, check: bool = True, **settings: Any
+    ) -> None:
+        self._catalogue_dir = catalogue_dir
+        self._duplicate_rate = duplicate_rate
+        self._incarnations = itertools.count(1)
+        self._boot_epochs = itertools.count(100)
+        self._epochs = itertools.count(1)
+        self._catalogues: CatalogueFolder | None = None
+        self._check = check
+        self.kv_absence = self.worker_absence = 0
+        """Deliveries until the link may come back."""
+        self.events: Counter[str] = Counter()
+        super().__init__(**settings)
+
+    def open(self) -> None:
+        self.group = WorkerGroup(self.core, "pool", self._epochs, lambda ready: self.model)
+        self.session_worker = self._new_worker()
+        self.kv_link: SchedulersLink | None = None
+        self.worker_link: WorkersLink | None = None
+        self._start_kvmanager()
+        while self.core.account is None:
+            assert self.step()
+
+    @property
+    def pool(self) -> Pool:
+        found = self.kvmanager.find_pool("pool")
+        assert found is not None
+        return found
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        raise NotImplementedError
+
+    # Faults.
+
+    def cut_worker_link(self, absence: int = 0, *, can_resume: bool = True) -> None:
+        """What is on its way is lost."""
+        self.events["worker link cut"] += 1
+        self.worker_link = None
+        self.worker_absence = absence
+        self.group.worker_lost(can_resume=can_resume)
+        self._advance()
+
+    def cut_kv_link(self, absence: int = 0, *, can_resume: bool = True) -> None:
+        self.events["KV link cut"] += 1
+        if self.kv_link is not None:
+            self.kv_link.is_cut = True
+        self.kv_link = None
+        self.kv_absence = absence
+        if not self.group.kvmanager_lost(can_resume=can_resume):
+            self.events["declarations given up"] += 1
+            self.cut_worker_link(can_resume=False)
+        self._advance()
+
+    def restart_kvmanager(self, absence: int = 0) -> None:
+        self.events["KV manager died"] += 1
+        self.cut_kv_link(absence)
+        self._start_kvmanager()
+
+    def restart_worker(self, absence: int = 0) -> None:
+        self.events["worker died"] += 1
+        self.cut_worker_link(absence)
+        self.session_worker = self._new_worker()
+
+    # Deliveries.
+
+    def step(self) -> bool:
+        self.now += 0.001
+        self.kv_absence, self.worker_absence = max(0, self.kv_absence - 1), max(0, self.worker_absence - 1)
+        deliveries: list[Callable[[], None]] = []
+        if self.session_worker.queue:
+            deliveries.append(self._compute)
+        if self.worker_link is not None:
+            if self.worker_link.requests:
+                deliveries.append(self._deliver_to_worker)
+            if self.worker_link.replies:
+                deliveries.append(self._deliver_from_worker)
+        elif not self.worker_absence:
+            deliveries.append(self._connect_worker)
+        if self.kv_link is not None:
+            if self.kv_link.requests:
+                deliveries.append(self._deliver_to_kvmanager)
+            if self.kv_link.replies:
+                deliveries.append(self._deliver_from_kvmanager)
+        elif not self.kv_absence and self.group.has_worker_life:
+            deliveries.append(self._connect_kvmanager)
+        if not deliveries:
+            return self.kv_absence + self.worker_absence > 0
+        self.random.choice(deliveries)()
+        return True
+
+    def _connect_worker(self) -> None:
+        self.worker_link = WorkersLink()
+        self.worker_link.requests.append(self.group.hello())
+
+    def _connect_kvmanager(self) -> None:
+        self.kv_link = SchedulersLink()
+        self.kv_link.requests.append(self.group.opening())
+        self.kvmanager.accept(self.kv_link)
+
+    def _compute(self) -> None:
+        result = self.session_worker.compute()
+        if self.worker_link is not None and self.worker_link.is_open:
+            self.worker_link.replies.append(result)
+
+    def _deliver_to_worker(self) -> None:
+        assert self.worker_link is not None
+        message = self._next(self.worker_link.requests)
+        self.worker_link.replies.extend(self.session_worker.receive(message, self._incarnations))
+        self.worker_link.is_open = True
+
+    def _deliver_from_worker(self) -> None:
+        assert self.worker_link is not None
+        message = self._next(self.worker_link.replies)
+        if not isinstance(message, WorkerReady):
+            self.group.on_worker_message(message)
+        elif self.group.on_worker_ready(message, self.now):
+            self.events["worker resumed"] += 1
+        else:
+            self.events["worker started over"] += 1
+            if self.kv_link is not None:
+                self.cut_kv_link(can_resume=False)
+        self._advance()
+
+    def _deliver_to_kvmanager(self) -> None:
+        assert self.kv_link is not None
+        self.kv_link.receive(self._next(self.kv_link.requests))
+
+    def _deliver_from_kvmanager(self) -> None:
+        assert self.kv_link is not None
+        message = self._next(self.kv_link.replies)
+        try:
+            if isinstance(message, PoolOpened):
+                self.group.on_pool_opened(message)
+                self.events["KV link resumed" if message.is_resumed else "pool opened"] += 1
+            else:
+                self.group.on_kv_message(message)
+        except OctavoError as error:
+            assert error.reason == "LINK_CLOSED", error
+            self.events["resumption withdrawn"] += 1
+            self.cut_kv_link(can_resume=False)
+        self._advance()
+
+    def _next(self, queue: deque[Any]) -> Any:
+        message = queue.popleft()
+        if isinstance(message, TWICE) and self.random.random() < self._duplicate_rate:
+            self.events["said twice"] += 1
+            queue.insert(self.random.randrange(len(queue) + 1), message)
+        return message
+
+    def _advance(self) -> None:
+        outbox = self.group.advance(self.now)
+        if outbox.plans:
+            assert self.worker_link is not None
+            self.worker_link.requests.extend(outbox.plans)
+        if outbox.kv_messages:
+            assert self.kv_link is not None
+            self.kv_link.requests.extend(outbox.kv_messages)
+        self._take_batch(outbox.batches.get(GATEWAY))
+
+    # Services.
+
+    def _start_kvmanager(self) -> None:
+        if self._catalogues is not None:
+            self._catalogues.close()
+        self._catalogues = None if self._catalogue_dir is None else CatalogueFolder(self._catalogue_dir)
+        settings = PoolSettings(watermark=self._watermark)
+        self.kvmanager = KvManagerServer(settings, next(self._boot_epochs), self._check, self._catalogues)
+
+    def _new_worker(self) -> SessionWorker:
+        def start() -> ScriptedWorker:
+            model = self.model
+            self.worker = ScriptedWorker(self._num_blocks, model.block_size, model.max_num_seqs, model.vocab_size)
+            return self.worker
+
+        def ready(incarnation: int) -> WorkerReady:
+            model = self.model
+            return WorkerReady(
+                incarnation=incarnation,
+                model_name=model.model_name,
+                num_blocks=self._num_blocks,
+                block_size=model.block_size,
+                max_num_seqs=model.max_num_seqs,
+                max_num_batched_tokens=2048,
+                max_model_len=model.max_model_len,
+                vocab_size=model.vocab_size,
+                eos_token_ids=model.eos_token_ids,
+            )
+
+        return SessionWorker(ready, start)

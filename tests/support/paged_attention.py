@@ -1,0 +1,138 @@
+"""A batch of rows over a paged pool that is NaN wherever nothing was written, and what attention makes of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.worker.attention_plan import cut_queries, split_contexts
+from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch, paged_decode
+from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill, queries_per_tile
+
+NUM_LAYERS = 2
+LAYER = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the kernels are compiled for."""
+
+    head_dim: int = 64
+    num_kv_heads: int = 2
+    group: int = 3
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    soft_cap: float = 0.0
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group
+
+
+class PagedBatch:
+    """Rows of (computed before, queries now), their keys and values scattered over the pool's blocks."""
+
+    def __init__(self, shape: Shape, rows: Sequence[tuple[int, int]], device: str, seed: int = 0) -> None:
+        self.shape, self.rows, self.device = shape, list(rows), device
+        torch.manual_seed(seed)
+        size = shape.block_size
+        self.query_lens = np.array([queries for _, queries in rows])
+        self.seq_lens = np.array([context + queries for context, queries in rows])
+        num_blocks = [-(-int(length) // size) for length in self.seq_lens]
+        free = list(range(sum(num_blocks) + 3))
+        random.Random(seed).shuffle(free)
+        self.tables = torch.full((len(rows), max(num_blocks) + 1), 2**30, dtype=torch.int32)
+        pool_shape = (len(free), NUM_LAYERS, 2, shape.num_kv_heads, size, shape.head_dim)
+        self.pool = torch.full(pool_shape, torch.nan, dtype=shape.dtype, device=device)
+        self.key_values: list[Tensor] = []  # for each row [2, num_kv_heads, seq_len, head_dim]
+        for row, length in enumerate(self.seq_lens.tolist()):
+            ids = [free.pop() for _ in range(num_blocks[row])]
+            self.tables[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+            key_value = torch.randn((2, shape.num_kv_heads, length, shape.head_dim), device=device).to(shape.dtype)
+            self.key_values.append(key_value)
+            for index, block_id in enumerate(ids):
+                part = key_value[:, :, index * size : (index + 1) * size]
+                self.pool[block_id, LAYER, :, :, : part.shape[2]] = part
+        self.tables = self.tables.to(device)
+        num_tokens = int(self.query_lens.sum())
+        self.query = torch.randn((num_tokens, shape.num_heads, shape.head_dim), device=device).to(shape.dtype)
+        self.first_tokens = np.cumsum(self.query_lens) - self.query_lens
+
+    def attend(self, part_len: int | None = None, num_spare: int = 64, **tuning: int) -> Tensor:
+        """What the kernels give: decode rows by one, prefill rows by the other. Rows of no query stay NaN."""
+        shape, device = self.shape, self.device
+        out = torch.full_like(self.query, torch.nan)
+        cache = self.pool[:, LAYER]
+        options = {"scale": shape.head_dim**-0.5, "window": shape.window, "soft_cap": shape.soft_cap}
+        decodes = np.flatnonzero(self.query_lens == 1)
+        if len(decodes):
+            item_rows, item_parts, planned = split_contexts(self.seq_lens[decodes], num_spare)
+            if part_len is not None:
+                num_parts = -(-self.seq_lens[decodes] // part_len)
+                item_rows = np.repeat(np.arange(len(decodes)), num_parts)
+                item_parts = np.concatenate([np.arange(count) for count in num_parts])
+            num_items = len(item_rows)
+            rows = DecodeRows(
+                slots=_int32(decodes, device),
+                tokens=_int32(self.first_tokens[decodes], device),
+                seq_lens=_int32(self.seq_lens[decodes], device),
+                item_rows=_int32(np.append(item_rows, [2**30] * 3), device),
+                item_parts=_int32(np.append(item_parts, [2**30] * 3), device),
+                shape=_int32(np.array([num_items, part_len or planned]), device),
+            )
+            scratch = make_scratch(
+                num_items + 3, len(decodes), shape.num_heads, shape.num_kv_heads, shape.head_dim, torch.device(device)
+            )
+            scratch.partial.fill_(torch.nan)
+            for _ in range(2):  # the second launch finds what the first left in the scratch
+                paged_decode(self.query, cache, self.tables, rows, scratch, out, **options, **tuning)  # type: ignore[arg-type]
+        prefills = np.flatnonzero(self.query_lens > 1)
+        if len(prefills):
+            tile_rows, tile_parts = cut_queries(
+                self.query_lens[prefills], self.seq_lens[prefills], queries_per_tile(shape.group, shape.head_dim)
+            )
+            chunks = PrefillRows(
+                slots=_int32(prefills, device),
+                tokens=_int32(self.first_tokens[prefills], device),
+                query_lens=_int32(self.query_lens[prefills], device),
+                seq_lens=_int32(self.seq_lens[prefills], device),
+                tile_rows=_int32(tile_rows, device),
+                tile_parts=_int32(tile_parts, device),
+            )
+            paged_prefill(self.query, cache, self.tables, chunks, out, **options, **tuning)  # type: ignore[arg-type]
+        return out
+
+    def expected(self) -> Tensor:
+        """Plain attention in float32, row by row."""
+        shape = self.shape
+        out = torch.empty_like(self.query, dtype=torch.float32)
+        for row, (context, queries) in enumerate(self.rows):
+            first = int(self.first_tokens[row])
+            query = self.query[first : first + queries].float().transpose(0, 1)  # [num_heads, queries, head_dim]
+            keys, values = (part.float().repeat_interleave(shape.group, 0) for part in self.key_values[row])
+            scores = query @ keys.transpose(1, 2) * shape.head_dim**-0.5
+            if shape.soft_cap:
+                scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+            positions = torch.arange(context, context + queries, device=self.device)[:, None]
+            key_positions = torch.arange(context + queries, device=self.device)
+            seen = key_positions <= positions
+            if shape.window is not None:
+                seen &= key_positions > positions - shape.window
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            out[first : first + queries] = (weights @ values).transpose(0, 1)
+        return out
+
+    def error(self, out: Tensor) -> float:
+        """Relative error in the norm; NaN if anything was left unwritten or read that was never written."""
+        expected = self.expected()
+        return float((out.float() - expected).norm() / expected.norm())
+
+
+def _int32(values: np.ndarray, device: str) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32)).to(device)

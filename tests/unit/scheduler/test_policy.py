@@ -1,0 +1,71 @@
+"""How the budget of a step is shared, and who is preempted."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.scheduler.policy import choose_victim, has_prefill_backlog, share_budget
+from octavo.scheduler.sequence import Sequence
+from support.sequences import make_sequence
+
+
+def shares(lengths: list[int], budget: int) -> list[int]:
+    """What each prompt gets, 0 for those left out."""
+    prefills = [(make_sequence(length), length) for length in lengths]
+    given = {id(sequence): share for sequence, share in share_budget(prefills, budget)}
+    return [given.get(id(sequence), 0) for sequence, _ in prefills]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "expected"),
+    [
+        ([100], 512, [100]),
+        ([100], 32, [32]),
+        ([20_000, 20], 512, [492, 20]),  # the short one does not wait for the long one
+        ([20, 20_000], 512, [20, 492]),
+        ([20_000, 20, 20], 512, [472, 20, 20]),
+        ([300, 300], 512, [300, 212]),  # the oldest gets all it needs
+        ([5, 5, 5], 12, [5, 5, 2]),
+        ([1, 1, 1], 2, [1, 1, 0]),
+        ([100, 100], 0, [0, 0]),
+        ([100], -3, [0]),
+        ([], 512, []),
+    ],
+)
+def test_shares_of_a_step(lengths: list[int], budget: int, expected: list[int]) -> None:
+    assert shares(lengths, budget) == expected
+
+
+def test_the_whole_budget_is_used_if_prompts_need_it() -> None:
+    for lengths in ([9, 40, 3], [100, 1, 1, 1, 50], [16, 16, 17]):
+        for budget in (1, 7, 32, 48):
+            given = shares(lengths, budget)
+            assert sum(given) == min(budget, sum(lengths))
+            assert all(0 <= share <= length for share, length in zip(given, lengths, strict=True))
+
+
+def test_backlog_is_a_step_full_of_prompt_tokens() -> None:
+    assert not has_prefill_backlog([], 512)
+    assert not has_prefill_backlog([511], 512)
+    assert has_prefill_backlog([200, 200, 112], 512)
+
+
+def test_one_long_prompt_is_no_backlog() -> None:
+    assert not has_prefill_backlog([20_000], 512)
+    assert has_prefill_backlog([20_000, 20_000], 512)
+
+
+def test_victim_is_of_the_request_that_came_last() -> None:
+    oldest, middle, last = (make_sequence(arrival_no=number) for number in (1, 2, 3))
+    assert choose_victim([last, oldest, middle]) is last
+
+
+def test_of_choices_of_one_request_the_shortest_is_the_victim() -> None:
+    first, second = make_sequence(arrival_no=4), make_sequence(arrival_no=4)
+    first.token_ids.append(5)
+    assert choose_victim([first, second]) is second
+
+
+def test_nobody_runs_so_nobody_is_a_victim() -> None:
+    running: list[Sequence] = []
+    assert choose_victim(running) is None

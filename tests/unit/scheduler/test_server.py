@@ -1,0 +1,342 @@
+"""The scheduler on links: what gateways are told when worker or KV manager come, stall, go, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from octavo.common.errors import OctavoError
+from octavo.common.links import Address, Link, local_pair
+from octavo.common.messages.generation import (
+    Abort,
+    ChoiceFinished,
+    FinishReason,
+    RequestFailed,
+    SamplingParams,
+    SchedulerStatus,
+    Submit,
+    TokenBatch,
+)
+from octavo.common.messages.step import StepPlan, StepRefused, WorkerHello, WorkerReady
+from octavo.common.runtime import Stop
+from octavo.kvmanager.pool import PoolSettings
+from octavo.kvmanager.server import KvManagerServer
+from octavo.scheduler.config import SchedulerConfig
+from octavo.scheduler.server import SchedulerServer
+from support.scripted_worker import ScriptedWorker, expected_output
+
+VOCAB, NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 97, 64, 8, 4
+UNUSED = Address("local", "unused")
+
+
+class FakeHost:
+    """Worker and KV manager that a scheduler can reach, lose and find again."""
+
+    def __init__(self) -> None:
+        self.kvmanager = KvManagerServer(PoolSettings(), boot_epoch=1, check_ledger=True)
+        self.is_up = True
+        self.worker_answers = True
+        self.kvmanager_answers = True
+        self.refuses_step: int | None = None
+        self.step_s = 0.0
+        self.links: dict[str, Link[Any, Any]] = {}
+        self.epochs: list[int] = []
+
+    async def connect_worker(self) -> Link[Any, Any]:
+        client, server = self._join("worker")
+        worker = ScriptedWorker(NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS, VOCAB)
+        loop = asyncio.get_running_loop()
+
+        def on_message(message: WorkerHello | StepPlan) -> None:
+            if isinstance(message, WorkerHello):
+                self.epochs.append(message.epoch)
+                server.send(WorkerReady(len(self.epochs), "m", NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS, 32, 256, VOCAB, ()))
+            elif message.step_id == self.refuses_step:
+                self.refuses_step = None
+                server.send(StepRefused(message.step_id, "STALE_BLOCK", "block 3 is of an old generation"))
+            elif self.worker_answers:
+                loop.call_later(self.step_s, lambda: server.send(worker.run(message)))
+
+        server.bind(on_message, ignore)
+        return client
+
+    async def connect_kvmanager(self) -> Link[Any, Any]:
+        client, server = self._join("kvmanager")
+        if self.kvmanager_answers:
+            self.kvmanager.accept(server)
+        else:
+            server.bind(lambda message: None, ignore)
+        return client
+
+    def _join(self, service: str) -> tuple[Link[Any, Any], Link[Any, Any]]:
+        if not self.is_up:
+            raise ConnectionRefusedError(f"no {service} here")
+        client: Link[Any, Any]
+        client, server = local_pair()
+        self.links[service] = server
+        return client, server
+
+
+class Gateway:
+    """Keeps everything that a scheduler says to it."""
+
+    def __init__(self, scheduler: SchedulerServer) -> None:
+        self.link: Link[Any, Any]
+        self.link, server = local_pair()
+        self.statuses = [SchedulerStatus(False, "nothing heard yet", None)]
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, ChoiceFinished] = {}
+        self.failed: dict[int, RequestFailed] = {}
+        self.is_closed = asyncio.Event()
+        self.link.bind(self._on_message, lambda error: self.is_closed.set())
+        scheduler.accept(server)
+
+    def submit(self, request_no: int, prompt: list[int], max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self.link.send(Submit(request_no, f"r{request_no}", tuple(prompt), params))
+
+    def _on_message(self, message: SchedulerStatus | TokenBatch) -> None:
+        if isinstance(message, SchedulerStatus):
+            self.statuses.append(message)
+            return
+        for token in message.tokens:
+            self.tokens.setdefault(token.request_no, []).append(token.token_id)
+        self.finished |= {end.request_no: end for end in message.finished}
+        self.failed |= {failure.request_no: failure for failure in message.failed}
+
+
+def ignore(error: OctavoError | None) -> None:
+    """A link of the host was closed."""
+
+
+async def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 (any condition, not only those that tell)
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(host: FakeHost, **settings: Any) -> AsyncIterator[tuple[SchedulerServer, Gateway, Stop]]:
+    config = SchedulerConfig(
+        listen=[UNUSED],
+        kvmanager=UNUSED,
+        worker=UNUSED,
+        **{"drain_grace_s": 0.0, "max_num_seqs": NUM_SLOTS, **settings},
+    )
+    scheduler = SchedulerServer(config, host.connect_kvmanager, host.connect_worker)
+    stop = Stop()
+    serving = asyncio.create_task(scheduler.run(stop))
+    gateway = Gateway(scheduler)
+    try:
+        yield scheduler, gateway, stop
+    finally:
+        if not stop.is_requested:
+            stop.request()
+        await asyncio.wait_for(serving, 5)
+
+
+async def test_gateway_is_told_the_model_once_worker_and_kv_manager_are_there() -> None:
+    async with running(FakeHost()) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        _, first, *_, last = gateway.statuses
+        assert (first.ready, first.model) == (False, None)
+        assert first.reason
+        assert last.model is not None
+        assert (last.model.model_name, last.model.max_model_len, last.model.max_num_seqs) == ("m", 256, NUM_SLOTS)
+        assert scheduler.not_ready_reason == ""
+
+
+async def test_sequence_never_outgrows_the_pool_nor_the_limit_set() -> None:
+    async with running(FakeHost(), max_model_len=100) as (_, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].model)
+        model = gateway.statuses[-1].model
+        assert model is not None
+        assert model.max_model_len == 100
+        gateway.submit(1, [5] * 95, max_tokens=6)
+        await eventually(lambda: gateway.failed)
+        assert gateway.failed[1].reason == "PROMPT_TOO_LONG"
+
+
+async def test_request_before_the_first_worker_is_refused() -> None:
+    host = FakeHost()
+    host.is_up = False
+    async with running(host) as (_, gateway, _):
+        gateway.submit(1, [5], max_tokens=3)
+        await eventually(lambda: gateway.failed)
+        assert gateway.failed[1].reason == "NOT_READY"
+
+
+async def run_to_end(gateway: Gateway, request_no: int, prompt: list[int], num_tokens: int) -> None:
+    """All its tokens, each once."""
+    await eventually(lambda: request_no in gateway.finished or request_no in gateway.failed)
+    assert gateway.failed == {}
+    assert gateway.tokens[request_no] == expected_output(prompt, num_tokens, VOCAB)
+    assert gateway.finished[request_no].reason is FinishReason.LENGTH
+
+
+async def test_lost_worker_is_a_pause() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.is_up = False
+        host.links["worker"].close()
+        await eventually(lambda: not scheduler.core.has_worker)
+        num_tokens = len(gateway.tokens[1])
+        gateway.submit(2, [8, 9], max_tokens=5)
+        await asyncio.sleep(0.05)
+        assert len(gateway.tokens[1]) == num_tokens
+        host.is_up = True
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        await run_to_end(gateway, 2, [8, 9], 5)
+        assert scheduler.core.stats.num_pool_losses == 1
+        assert host.epochs == sorted(host.epochs)
+
+
+async def test_decode_goes_on_while_the_kv_manager_is_away() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.is_up = False
+        host.links["kvmanager"].close()
+        num_tokens = len(gateway.tokens[1])
+        gateway.submit(2, [8, 9], max_tokens=5)
+        await eventually(lambda: len(gateway.tokens[1]) >= num_tokens + BLOCK_SIZE)
+        assert gateway.statuses[-1].ready
+        assert 2 not in gateway.tokens
+        host.is_up = True
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        await run_to_end(gateway, 2, [8, 9], 5)
+        stats = scheduler.core.stats
+        assert (stats.num_pool_losses, stats.num_declarations, stats.num_kvmanager_resumes) == (0, 0, 1)
+
+
+async def test_new_kv_manager_is_told_what_the_scheduler_holds() -> None:
+    host = FakeHost()
+    host.step_s = 0.002
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=50)
+        await eventually(lambda: len(gateway.tokens.get(1, ())) >= 10)
+        host.kvmanager = KvManagerServer(PoolSettings(), boot_epoch=2, check_ledger=True)
+        host.links["kvmanager"].close()
+        await run_to_end(gateway, 1, [5, 6, 7], 50)
+        stats = scheduler.core.stats
+        assert (stats.num_pool_losses, stats.num_declarations, stats.num_preemptions) == (0, 1, 0)
+        [pool] = host.kvmanager.pools
+        await eventually(lambda: pool.blocks.counts().active == 0)
+
+
+async def test_refused_step_starts_over_with_a_hello() -> None:
+    host = FakeHost()
+    host.refuses_step = 6
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=30)
+        await run_to_end(gateway, 1, [5, 6, 7], 30)
+        assert scheduler.core.stats.num_pool_losses == 1
+        assert any("refused" in status.reason for status in gateway.statuses)
+
+
+async def test_step_that_takes_too_long_gives_the_worker_up() -> None:
+    host = FakeHost()
+    async with running(host, step_timeout_s=0.2) as (_, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        host.worker_answers = False
+        gateway.submit(1, [5, 6, 7], max_tokens=10)
+        await eventually(lambda: "has not finished a step" in gateway.statuses[-1].reason)
+        host.worker_answers = True
+        await run_to_end(gateway, 1, [5, 6, 7], 10)
+
+
+async def test_kv_manager_that_does_not_answer_is_given_up() -> None:
+    host = FakeHost()
+    host.kvmanager_answers = False
+    async with running(host, kvmanager_timeout_s=0.2) as (_, gateway, _):
+        await asyncio.sleep(0.3)
+        assert not gateway.statuses[-1].ready
+        host.kvmanager_answers = True
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=10)
+        await run_to_end(gateway, 1, [5, 6, 7], 10)
+
+
+async def test_requests_fail_when_nobody_comes_back_in_time() -> None:
+    host = FakeHost()
+    host.step_s = 0.005
+    async with running(host, recovery_timeout_s=0.1) as (_, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=100)
+        await eventually(lambda: gateway.tokens)
+        host.is_up = False
+        host.links["worker"].close()
+        await eventually(lambda: gateway.failed)
+        assert gateway.failed[1].reason == "NOT_READY"
+        assert "no worker" in gateway.failed[1].message
+
+
+async def test_requests_of_a_lost_gateway_end() -> None:
+    host = FakeHost()
+    host.step_s = 0.005
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=100)
+        other = Gateway(scheduler)
+        other.submit(1, [5, 6, 7], max_tokens=20)
+        await eventually(lambda: gateway.tokens)
+        gateway.link.close()
+        await run_to_end(other, 1, [5, 6, 7], 20)
+        assert scheduler.core.num_requests == 0
+
+
+async def test_stop_at_any_moment_of_the_start_is_heeded() -> None:
+    for num_turns in range(12):
+        async with running(FakeHost()):
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+
+
+async def test_abort_ends_a_request_once() -> None:
+    host = FakeHost()
+    host.step_s = 0.005
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=100)
+        await eventually(lambda: gateway.tokens)
+        gateway.link.send(Abort(1))
+        gateway.link.send(Abort(1))
+        await eventually(lambda: gateway.finished)
+        assert gateway.finished[1].reason is FinishReason.ABORT
+        await eventually(lambda: scheduler.core.num_requests == 0)
+
+
+async def test_stop_lets_running_requests_end_within_the_grace() -> None:
+    host = FakeHost()
+    host.step_s = 0.005
+    async with running(host, drain_grace_s=5.0) as (_, gateway, stop):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=30)
+        await eventually(lambda: gateway.tokens)
+        stop.request()
+        await run_to_end(gateway, 1, [5, 6, 7], 30)
+        await asyncio.wait_for(gateway.is_closed.wait(), 2)
+        assert gateway.statuses[-1].reason == "shutting down"
+
+
+async def test_stop_fails_what_outlives_the_grace() -> None:
+    host = FakeHost()
+    host.step_s = 0.02
+    async with running(host, drain_grace_s=0.1) as (_, gateway, stop):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=200)
+        await eventually(lambda: gateway.tokens)
+        stop.request()
+        await asyncio.wait_for(gateway.is_closed.wait(), 2)
+        assert gateway.failed[1].reason == "NOT_READY"
