@@ -127,6 +127,7 @@ def test_cached_prefix_outlives_its_manager(restarted: NewPool) -> None:
     old = restarted()
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 40))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 40)], releases=[Release(1, 0)]))
+    old.write_catalogue()
     new = restarted()
     declare(new, launched=3, acknowledged=3)
     assert hit_tokens(new, tokens(0, 40)) == 32
@@ -139,6 +140,7 @@ def test_blocks_that_got_a_new_owner_are_not_found_as_what_they_were(restarted: 
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 128))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 128)], releases=[Release(1, 0)]))
     [(granted, generation)] = old.apply(KvRequest(3, 0, credit_target=1)).credits
+    old.write_catalogue()
     new = restarted()
     declare(new, credits=[(granted, generation)], recycled=[(3, 2)])
     assert new.blocks.keys[granted] is None and new.blocks.keys[3] is None
@@ -149,6 +151,7 @@ def test_blocks_that_got_a_new_owner_are_not_found_as_what_they_were(restarted: 
 def test_generations_go_on_from_the_catalogue(restarted: NewPool) -> None:
     old = restarted()
     [(block_id, first)] = old.apply(KvRequest(1, 0, credit_target=1)).credits
+    old.write_catalogue()
     new = restarted()
     declare(new)
     given = dict(new.apply(KvRequest(1, 0, credit_target=8)).credits)
@@ -160,6 +163,7 @@ def test_catalogue_of_another_life_or_with_torn_records_is_not_believed(tmp_path
     old = Pool(OPENING, PoolSettings(), KvStats(), folder.open(OPENING, FINGERPRINT))
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 40))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 40)], releases=[Release(1, 0)]))
+    old.write_catalogue()
     [path] = tmp_path.glob("*.catalogue")
     content = bytearray(path.read_bytes())
     place = content.index(digest_of(old.blocks.keys[0]))

@@ -90,11 +90,11 @@ class FailingRunner:
     def __getattr__(self, name: str) -> object:
         return getattr(self._runner, name)
 
-    def execute(self, plan: StepPlan) -> object:
+    def launch(self, plan: StepPlan) -> object:
         self._num_steps += 1
         if self._num_steps == 3:
             raise ZeroDivisionError("the device is on fire")
-        return self._runner.execute(plan)
+        return self._runner.launch(plan)
 
 
 @contextmanager

@@ -35,6 +35,9 @@ The check is the CRC-32 of all tokens up to the end of the block, so that equal 
 equal tokens of different namespaces can be told. The last three are fingerprints, 0 for what is absent.
 """
 
+UNKNOWN_KEY: BlockKey = b""
+"""Of a block before one that was found again after a restart. Nothing is found by it."""
+
 _MARKS_BYTES = 11
 _TAIL_BYTES = 4 + _MARKS_BYTES
 SALT_HEAD_BYTES = 16

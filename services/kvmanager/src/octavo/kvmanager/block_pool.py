@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
-from octavo.kvmanager.block_hash import BlockKey
+from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.eviction import SegmentedLru
 from octavo.kvmanager.miss_reasons import PrefixHistory
+from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from octavo.kvmanager.stats import KvStats
 
 PROTECTED_SHARE = 0.8
@@ -60,6 +61,9 @@ class BlockPool:
         self._catalogue = catalogue
         self.fences = array("q", bytes(8 * num_blocks))
         self.keys: list[BlockKey | None] = [None] * num_blocks
+        self.parents: list[BlockKey | None] = [None] * num_blocks
+        """Key of the block before it in its prefix. Means something only where there is a key."""
+        self.events = PoolEvents()
         self.free = list(range(num_blocks - 1, -1, -1))
         """A stack: the next one to hand out is the last."""
         self.cached = SegmentedLru(num_blocks, int(protected_share * num_blocks))
@@ -153,15 +157,28 @@ class BlockPool:
         self.states[block_id] = BlockState.FREE
         self.free.append(block_id)
 
-    def publish(self, block_id: int, key: BlockKey) -> None:
-        """Make an active block findable. The first publisher of a key wins: later ones stay without one."""
+    def publish(self, block_id: int, key: BlockKey, parent: BlockKey | None = None) -> None:
+        """Make an active block findable. The first publisher of a key wins: later ones stay without one.
+
+        `parent`: key of the block before it, None for the first of a sequence.
+        """
         if self.keys[block_id] is None and key not in self.key_to_block:
             self.keys[block_id] = key
             self.key_to_block[key] = block_id
+            self.parents[block_id] = parent
             self.cached.note_stored(block_id)
             self.history.note_stored(block_id, key)
             if self._catalogue is not None:
                 self._catalogue.put(block_id, key)
+            if self.events.is_recording:
+                parent_digest = b"" if parent is None else digest_of(parent)
+                self.events.record(PoolEvent(EventKind.STORED, Tier.DEVICE, block_id, digest_of(key), parent_digest))
+
+    def published_parent(self, block_id: int) -> int:
+        """The block that can be found by the key of a published block's parent; -1 if there is none."""
+        parent = self.parents[block_id]
+        found = self.find(parent) if parent is not None else None
+        return -1 if found is None else found
 
     def flush(self, matches: Callable[[BlockKey], bool]) -> tuple[int, int]:
         """Blocks whose key matches lose it. Returns how many of them are free now, and how many are not."""
@@ -169,7 +186,7 @@ class BlockPool:
         for block_id, key in enumerate(self.keys):
             if key is None or not matches(key):
                 continue
-            self._drop_key(block_id, key)
+            self._drop_key(block_id, key, EventKind.FLUSHED)
             self.history.note_flushed(key)
             if self._catalogue is not None:
                 self._catalogue.forget(block_id)
@@ -271,13 +288,15 @@ class BlockPool:
             block_id = self.cached.pop()
             key = self.keys[block_id]
             assert key is not None
-            self._drop_key(block_id, key)
+            self._drop_key(block_id, key, EventKind.EVICTED)
             self.history.note_evicted(key, sequence_id)
             yield block_id
 
-    def _drop_key(self, block_id: int, key: BlockKey) -> None:
+    def _drop_key(self, block_id: int, key: BlockKey, kind: EventKind) -> None:
         del self.key_to_block[key]
         self.keys[block_id] = None
+        if self.events.is_recording:
+            self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), b""))
 
     def _take_credit(self, block_id: int) -> None:
         if block_id not in self.granted:

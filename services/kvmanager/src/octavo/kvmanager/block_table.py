@@ -139,7 +139,8 @@ class BlockTables:
         if not table.is_publishing or num_full_blocks <= table.num_published_blocks:
             return
         for index in range(table.num_published_blocks, num_full_blocks):
-            self._blocks.publish(table.block_ids[index], table.chain.key(index))
+            parent = table.chain.key(index - 1) if index else None
+            self._blocks.publish(table.block_ids[index], table.chain.key(index), parent)
         self._end_claims(publication.sequence_id, table, num_full_blocks)
         table.num_published_blocks = num_full_blocks
 

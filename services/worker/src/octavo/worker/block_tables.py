@@ -88,6 +88,17 @@ class BlockTables:
 
     def append(self, deltas: Sequence[TableDelta]) -> None:
         """Apply deltas that `check` has passed, on the host now and on the device in stream order."""
+        places, block_ids = self.append_on_host(deltas)
+        if places:
+            device = self.on_device.device
+            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
+            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
+
+    def append_on_host(self, deltas: Sequence[TableDelta]) -> tuple[list[int], list[int]]:
+        """Apply deltas that `check` has passed on the host only.
+
+        Returns the places, slot * max_blocks_per_seq + entry, and the block ids that the device must be given.
+        """
         places: list[int] = []
         block_ids: list[int] = []
         for delta in deltas:
@@ -100,10 +111,7 @@ class BlockTables:
             for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
                 self._generations[block_id] = generation
                 self._num_listings[block_id] += 1
-        if places:
-            device = self.on_device.device
-            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
-            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
+        return places, block_ids
 
     def of_rows(self, slots: Tensor, num_columns: int) -> Tensor:
         """int32 [num_rows, num_columns]: the first entries of the slots' tables."""

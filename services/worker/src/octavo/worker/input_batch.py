@@ -60,13 +60,17 @@ class InputBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Closes, opens and table deltas, in this order."""
+        self.apply_slots(plan)
+        self.tables.append(plan.table_deltas)
+
+    def apply_slots(self, plan: StepPlan) -> None:
+        """Closes and opens only."""
         for slot in plan.closed_slots:
             self.slots[slot] = None
             self.tables.clear(slot)
         for opened in plan.opened_slots:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
-        self.tables.append(plan.table_deltas)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows as tensors. At least one row."""
