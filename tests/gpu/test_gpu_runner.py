@@ -133,7 +133,7 @@ def test_choices_of_one_prompt_go_on_from_copied_blocks(folder_of: Callable[[str
             step_id=3,
             opened_slots=[opening(5)],
             table_deltas=[TableDelta(5, 0, (6, 9), (1, 1))],
-            copies=[BlockCopy(2, 9)],
+            copies=[BlockCopy(2, 9, 1, 1)],
             slots=[5],
             starts=[20],
             lengths=[1],

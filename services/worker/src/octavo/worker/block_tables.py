@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
+from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import TableDelta
 
 
@@ -79,6 +81,47 @@ class BlockTables:
             raise StaleBlockError(
                 f"block {block_id} comes at generation {generation}, while a live table lists it at {known}"
             )
+
+    def check_copies(
+        self, copies: Sequence[BlockCopy], cleared_slots: Iterable[int], deltas: Sequence[TableDelta]
+    ) -> None:
+        """Refuse a copy that reads or writes a block under an old generation.
+
+        A source is looked at as it is before the deltas, since its new owner may come with the same plan; a target as
+        it is after them. Raises StaleBlockError, or ProtocolError if a block does not exist.
+        """
+        if not copies:
+            return
+        copied: dict[int, int] = {}
+        given = {
+            block_id: generation
+            for delta in deltas
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True)
+        }
+        cleared = [self.on_host[slot, : self.num_entries[slot]].tolist() for slot in cleared_slots]
+        num_cleared = Counter(block_id for block_ids in cleared for block_id in block_ids)
+        for copy in copies:
+            for block_id in (copy.source_id, copy.target_id):
+                if not 0 <= block_id < len(self._generations):
+                    raise ProtocolError(f"a copy names block {block_id}, which is not one of {len(self._generations)}")
+            source, target = copy.source_id, copy.target_id
+            known = copied.get(source, self._generations[source])
+            if copy.source_generation < known:
+                raise StaleBlockError(
+                    f"a copy reads block {source} at generation {copy.source_generation}, after {known}"
+                )
+            known = given.get(target, self._generations[target])
+            is_listed = target in given or self._num_listings[target] > num_cleared[target]
+            if copy.target_generation < known or (copy.target_generation > known and is_listed):
+                raise StaleBlockError(
+                    f"a copy writes block {target} at generation {copy.target_generation}; it is at {known}"
+                )
+            copied[target] = copy.target_generation
+
+    def note_copies(self, copies: Sequence[BlockCopy]) -> None:
+        """Keep the generations of the targets of copies that `check_copies` has passed."""
+        for copy in copies:
+            self._generations[copy.target_id] = copy.target_generation
 
     def clear(self, slot: int) -> None:
         """Empty the slot's table."""

@@ -25,7 +25,7 @@ BuildCore = Callable[[SetProgress], "WorkerCore"]
 
 @dataclass(eq=False, slots=True)
 class Tenure:
-    """A scheduler's hold on the worker, from its hello to the next one or the end of its link."""
+    """A scheduler's hold on the worker: from a hello that starts over to the next such hello. It outlives the link."""
 
     on_ready: Callable[[WorkerCore], None]
     """The core starts afresh for this scheduler. Called on the compute thread, as is the next."""
