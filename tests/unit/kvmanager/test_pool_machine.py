@@ -281,10 +281,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert list(forked.block_ids[:num_full]) == parent.blocks[:num_full]
         assert (forked.copy is not None) == (fork.num_tokens % BLOCK_SIZE != 0)
         if forked.copy is not None:
-            assert (forked.copy.source_id, forked.copy.target_id) == (
-                parent.blocks[num_full],
-                forked.block_ids[num_full],
-            )
+            assert forked.copy.source_id == parent.blocks[num_full]
+            assert forked.copy.target_id == forked.block_ids[num_full]
+            assert forked.copy.target_generation == forked.generations[num_full]
             self.hand_out(forked.block_ids[num_full], forked.generations[num_full])
             self.changes.append(forked.copy)
         child = Sequence(
