@@ -187,6 +187,8 @@ class FaultyCluster(StepCluster):
                 deliveries.append(self._deliver_from_kvmanager)
         elif not self.kv_absence and self.group.has_worker_life:
             deliveries.append(self._connect_kvmanager)
+        if self.slices:
+            deliveries.append(lambda: self.slices.popleft()())
         if not deliveries:
             return self.kv_absence + self.worker_absence > 0
         self.random.choice(deliveries)()
@@ -266,8 +268,16 @@ class FaultyCluster(StepCluster):
     def _start_kvmanager(self) -> None:
         if self._catalogues is not None:
             self._catalogues.close()
+        self.slices: deque[Callable[[], None]] = deque()
+        """Work that the KV manager does between messages."""
         self._catalogues = None if self._catalogue_dir is None else CatalogueFolder(self._catalogue_dir)
-        self.kvmanager = KvManagerServer(self._pool_settings, next(self._boot_epochs), self._check, self._catalogues)
+        self.kvmanager = KvManagerServer(
+            self._pool_settings,
+            next(self._boot_epochs),
+            self._check,
+            self._catalogues,
+            call_soon=self.slices.append,
+        )
 
     def _new_worker(self) -> SessionWorker:
         def start() -> ScriptedWorker:

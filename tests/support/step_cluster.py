@@ -94,8 +94,7 @@ class StepCluster:
     def submit(self, prompt: list[int], max_tokens: int, **params: Any) -> int:
         """`branch` is (request_no, choice, number of tokens); the prompt goes on from there."""
         salt, keep_s = params.pop("cache_salt", b""), params.pop("keep_s", 0.0)
-        priority = params.pop("priority", 0)
-        parent = params.pop("branch", None)
+        parent, priority = params.pop("branch", None), params.pop("priority", 0)
         branch = BranchPoint(f"request-{parent[0]}", *parent[1:]) if parent else None
         request_no = next(self._request_nos)
         options = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
@@ -121,7 +120,7 @@ class StepCluster:
 
     def step(self) -> bool:
         """Deliver one message. False if none is on its way."""
-        deliveries: list[Callable[[], None]] = []
+        deliveries: list[Callable[[], object]] = []
         if self._plans:
             deliveries.append(lambda: self._results.append(self.worker.run(self._plans.popleft())))
         if self._requests:
@@ -130,6 +129,8 @@ class StepCluster:
             deliveries.append(lambda: self._deliver(self.core.on_step_result, self._results))
         if self._replies:
             deliveries.append(lambda: self._deliver(self.core.on_kv_reply, self._replies))
+        if self.pool.arrivals.has_unhashed:
+            deliveries.append(self.pool.hash_slice)
         if not deliveries:
             return False
         self.random.choice(deliveries)()
@@ -158,7 +159,7 @@ class StepCluster:
         assert counts.active == counts.quarantined == counts.granted == counts.transferring == counts.host_swapped == 0
         assert counts.free + counts.cached == self._num_blocks
         assert counts.host_free + counts.host_cached == self._num_host_blocks
-        assert len(self.pool.tables) == 0
+        assert len(self.pool.tables) == len(self.pool.tables.flights) == len(self.pool.arrivals) == 0
 
     def _serve_kv_request(self) -> None:
         self._replies.append(self.pool.apply(self._requests.popleft()))

@@ -59,7 +59,7 @@ def test_one_long_prompt_is_no_backlog() -> None:
 
 def test_victim_is_of_the_lowest_priority_and_then_the_one_with_the_least_work_to_lose() -> None:
     urgent, long, short = (make_sequence(arrival_no=number) for number in (1, 2, 3))
-    urgent.request.priority, long.request.priority, short.request.priority = -1, 2, 2
+    urgent.priority, long.priority, short.priority = -1, 2, 2
     urgent.num_computed_tokens, long.num_computed_tokens, short.num_computed_tokens = 5, 90, 40
     assert choose_victim([urgent, long, short]) is short
     assert choose_victim([urgent, long]) is long

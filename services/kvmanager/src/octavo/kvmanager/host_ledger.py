@@ -26,7 +26,7 @@ def _state_violations(host: HostPool) -> list[str]:
     marked = {state: {h for h, one in enumerate(host.states) if one is state} for state in HostState}
     if sorted(host.free) != sorted(marked[HostState.FREE]):
         found.append(f"host blocks {sorted(marked[HostState.FREE] ^ set(host.free))} are FREE or listed, not both")
-    if marked[HostState.CACHED] != set(host.digest_to_block.values()):
+    if marked[HostState.CACHED] != set(host.key_to_block.values()):
         found.append("the cached host blocks are not those of the index")
     idle = {host_id for host_id in marked[HostState.CACHED] if not host.num_transfers[host_id]}
     if idle != set(host.evictable):
@@ -51,12 +51,11 @@ def _holder_violations(tier: HostTier) -> list[str]:
 
 def _index_violations(host: HostPool) -> list[str]:
     found = []
-    for digest, host_id in host.digest_to_block.items():
-        key = host.keys[host_id]
-        if key is None or key.digest != digest:
-            found.append(f"the host entry {digest.hex()} points to block {host_id}, which does not carry it")
-    for host_id, key in enumerate(host.keys):
-        if (key is not None) != (host.states[host_id] is HostState.CACHED):
+    for key, host_id in host.key_to_block.items():
+        if host.keys[host_id] != key:
+            found.append(f"the host entry {key.hex()} points to block {host_id}, which does not carry it")
+    for host_id, own_key in enumerate(host.keys):
+        if (own_key is not None) != (host.states[host_id] is HostState.CACHED):
             found.append(f"host block {host_id} is {host.states[host_id].name}, its key says otherwise")
     return found
 

@@ -34,7 +34,7 @@ class HostPool:
         self.states = [HostState.FREE] * num_blocks
         self.free = list(range(num_blocks - 1, -1, -1))
         self.keys: list[BlockKey | None] = [None] * num_blocks
-        self.digest_to_block: dict[bytes, int] = {}
+        self.key_to_block: dict[BlockKey, int] = {}
         self.evictable: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that no transfer reads, least recently used first."""
         self.num_transfers = [0] * num_blocks
@@ -44,7 +44,7 @@ class HostPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self.digest_to_block)
+        return len(self.key_to_block)
 
     @property
     def num_swapped(self) -> int:
@@ -52,11 +52,8 @@ class HostPool:
 
     def find(self, key: BlockKey) -> int | None:
         """The host block that holds this content, or None. It becomes the most recently used."""
-        host_id = self.digest_to_block.get(key.digest)
+        host_id = self.key_to_block.get(key)
         if host_id is None:
-            return None
-        kept = self.keys[host_id]
-        if kept is None or kept.content != key.content:
             return None
         if host_id in self.evictable:
             self.evictable.move_to_end(host_id)
@@ -87,12 +84,12 @@ class HostPool:
 
     def keep_cached(self, host_id: int, key: BlockKey) -> None:
         """A swapped block becomes a cached one; free instead if its content is found elsewhere already."""
-        if key.digest in self.digest_to_block:
+        if key in self.key_to_block:
             self.give_back([host_id])
             return
         self.states[host_id] = HostState.CACHED
         self.keys[host_id] = key
-        self.digest_to_block[key.digest] = host_id
+        self.key_to_block[key] = host_id
         if not self.num_transfers[host_id]:
             self.evictable[host_id] = None
 
@@ -125,7 +122,7 @@ class HostPool:
     def _forget_key(self, host_id: int) -> None:
         key = self.keys[host_id]
         assert key is not None
-        del self.digest_to_block[key.digest]
+        del self.key_to_block[key]
         self.keys[host_id] = None
 
     def _set_free(self, host_id: int) -> None:

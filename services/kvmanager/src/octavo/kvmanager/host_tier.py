@@ -108,7 +108,11 @@ class HostTier:
         self._tails[request.sequence_id] = tail + self._tails.get(request.sequence_id, [])
         del table.block_ids[request.num_kept_blocks :]
         self._blocks.begin_copies_out(copied, request.last_step)
-        transfer_id = self._begin(Purpose.SWAP_OUT, copied, host_ids, [None] * len(copied), request.sequence_id)
+        generations = [self._blocks.generations[block_id] for block_id in copied]
+        transfer_id = self.transfers.begin(
+            Purpose.SWAP_OUT, copied, generations, host_ids, [None] * len(copied), request.sequence_id
+        )
+        self._tables.give_up_claims(request.sequence_id)
         self._stats.num_swapped_out_blocks += len(copied)
         return SwappedOut(request.sequence_id, Verdict.OK, transfer_id)
 
@@ -157,7 +161,7 @@ class HostTier:
             block.device_id
             if block.device_id is not None
             else self._blocks.find(table.chain.key(index))
-            if index < table.num_published_blocks
+            if table.is_publishing and index < table.num_published_blocks
             else None
             for index, block in enumerate(tail, first)
         ]
@@ -173,19 +177,17 @@ class HostTier:
         new = self._blocks.allocate(num_new)
         assert new is not None
         unused = iter(new)
-        targets, host_ids, keys = [], [], list[BlockKey | None]()
+        targets, host_ids, indexes = [], [], []
         for block, device_id in zip(tail, found, strict=True):
             if device_id is None:
                 assert block.host_id is not None
                 device_id = next(unused)
-                is_published = len(table.block_ids) < table.num_published_blocks
-                keys.append(table.chain.key(len(table.block_ids)) if is_published else None)
+                indexes.append(len(table.block_ids))
                 targets.append(device_id)
                 host_ids.append(block.host_id)
             table.block_ids.append(device_id)
         table.block_ids.extend(unused)
-        self._blocks.begin_copies_in(targets)
-        transfer_id = self._begin(Purpose.SWAP_IN, targets, host_ids, keys, sequence_id)
+        transfer_id = self._begin_filling(Purpose.SWAP_IN, sequence_id, table, indexes, host_ids)
         self.host.give_back([block.host_id for block in tail if block.host_id is not None])
         self._stats.num_swapped_in_blocks += len(targets)
         return transfer_id
@@ -228,26 +230,28 @@ class HostTier:
     def restore(self, sequence_id: int, first_index: int, run: Sequence[int]) -> int:
         """Fill the table's blocks from `first_index` on from a run that was found. The id of the transfer."""
         table = self._tables.table(sequence_id)
-        targets = table.block_ids[first_index : first_index + len(run)]
-        keys: list[BlockKey | None] = [table.chain.key(first_index + index) for index in range(len(run))]
-        self._blocks.begin_copies_in(targets)
-        return self._begin(Purpose.RESTORE, targets, run, keys, sequence_id)
+        indexes = range(first_index, first_index + len(run))
+        return self._begin_filling(Purpose.RESTORE, sequence_id, table, indexes, run)
 
     def forget_cached(self, matches: Callable[[BlockKey], bool] = lambda key: True) -> None:
         """Nothing that was saved before, or is on its way, is found by a key that matches."""
         self.host.forget_cached(matches)
         self.transfers.forget_keys(matches)
 
-    def _begin(
-        self,
-        purpose: Purpose,
-        device_ids: Sequence[int],
-        host_ids: Sequence[int],
-        keys: list[BlockKey | None],
-        sequence_id: int,
+    def _begin_filling(
+        self, purpose: Purpose, sequence_id: int, table: BlockTable, indexes: Sequence[int], host_ids: Sequence[int]
     ) -> int:
+        """Fill these blocks of the table; those that were published can be found again afterwards."""
+        device_ids = [table.block_ids[index] for index in indexes]
+        keys: list[BlockKey | None] = []
+        parents: list[BlockKey | None] = []
+        for index in indexes:
+            is_published = table.is_publishing and index < table.num_published_blocks
+            keys.append(table.chain.key(index) if is_published else None)
+            parents.append(table.chain.key(index - 1) if is_published and index else None)
+        self._blocks.begin_copies_in(device_ids)
         generations = [self._blocks.generations[block_id] for block_id in device_ids]
-        return self.transfers.begin(purpose, device_ids, generations, host_ids, keys, sequence_id)
+        return self.transfers.begin(purpose, device_ids, generations, host_ids, keys, sequence_id, parents)
 
 
 def _wait(request: SwapIn, reason: WaitReason) -> SwappedIn:

@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from octavo.common.errors import MessageGapError, ProtocolError
-from octavo.common.messages.kv import DeclarePool, Forked, KvReply, KvRequest, OpenPool, PoolCounts, Verdict
+from octavo.common.messages.kv import (
+    Arrival,
+    DeclarePool,
+    Forked,
+    KvReply,
+    KvRequest,
+    OpenPool,
+    PoolCounts,
+    Release,
+    Verdict,
+)
 from octavo.kvmanager.admission import AdmissionControl
-from octavo.kvmanager.block_hash import BlockHasher
-from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.arrivals import ArrivalBook
+from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm
+from octavo.kvmanager.block_pool import PROTECTED_SHARE, BlockPool
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.declaration import rebuild
+from octavo.kvmanager.flush import Flushed, FlushScope, flush
 from octavo.kvmanager.host_tier import HostTier, HostTierSettings
 from octavo.kvmanager.stats import KvStats
 
@@ -28,6 +40,9 @@ class PoolSettings:
     hash_secret: bytes = b""
     """Enters every block hash. Empty: none."""
     host_tier: HostTierSettings = field(default_factory=HostTierSettings)
+    hash_algorithm: HashAlgorithm = "sha256"
+    protected_share: float = PROTECTED_SHARE
+    """Share of blocks that may be cached and protected from scans; 0 is a plain LRU."""
 
 
 class Pool:
@@ -51,17 +66,20 @@ class Pool:
         stats = stats or KvStats()
         self.pool_id = opening.pool_id
         self.block_size = opening.block_size
-        self.blocks = BlockPool(opening.num_blocks, stats, catalogue)
+        self.stats = stats
+        self.blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
         self.tables = BlockTables(self.blocks, opening.block_size)
         num_watermark_blocks = max(1, int(settings.watermark * opening.num_blocks))
         self.tier = HostTier(
             self.blocks, self.tables, opening.num_host_blocks, num_watermark_blocks, settings.host_tier, stats
         )
-        self._hasher = BlockHasher(opening.block_size, settings.hash_secret)
+        self._hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
         self._catalogue = catalogue
+        self.arrivals = ArrivalBook(self._hasher)
         self._admissions = AdmissionControl(
             self.blocks,
             self.tables,
+            self.arrivals,
             self._hasher,
             self.tier,
             num_watermark_blocks,
@@ -116,10 +134,11 @@ class Pool:
         forked = [self.tables.fork(fork) for fork in request.forks]
         swapped_out = [self.tier.swap_out(swap_out) for swap_out in request.swap_outs]
         for release in request.releases:
-            self.tier.release(release.sequence_id, release.last_step)
-            self.tables.release(release.sequence_id, release.last_step)
+            self._release(release)
         for block_id in request.returned_credits:
             self.blocks.return_credit(block_id)
+        for arrival in request.arrivals:
+            self._arrive(arrival)
         swap_ins = self.tier.swap_in(request.swap_ins)
         admissions = self._admissions.admit(request.admissions, swap_ins.is_blocked)
         num_missing = swap_ins.num_missing_blocks + admissions.num_missing_blocks + _num_refused(forked)
@@ -147,6 +166,28 @@ class Pool:
             host_swapped=host.num_swapped,
             host_cached=host.num_cached,
         )
+
+    def hash_slice(self) -> bool:
+        """Hash a slice of the prompts that have arrived, under 1 ms. False once all are hashed."""
+        return self.arrivals.hash_slice()
+
+    def flush(self, scope: FlushScope) -> Flushed:
+        """Make prefix blocks unfindable, between two messages."""
+        flushed = flush(self.blocks, self.tables, scope)
+        self.tier.forget_cached(scope.matcher())
+        self.stats.num_flushed_blocks += flushed.num_freed_blocks + flushed.num_used_blocks
+        return flushed
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if arrival.sequence_id in self.tables:
+            raise ProtocolError(f"sequence {arrival.sequence_id} arrives and holds a table")
+        self.arrivals.add(arrival)
+
+    def _release(self, release: Release) -> None:
+        """Of a table, or of a sequence that has only arrived."""
+        if not self.arrivals.forget(release.sequence_id):
+            self.tier.release(release.sequence_id, release.last_step)
+            self.tables.release(release.sequence_id, release.last_step)
 
     def _num_grantable(self, credit_target: int) -> int:
         num_granted, num_cached = len(self.blocks.granted), len(self.blocks.cached)

@@ -33,6 +33,8 @@ class OpenTransfer:
     host_ids: tuple[int, ...]
     keys: list[BlockKey | None]
     """What each block is found by once the bytes have arrived; None for one that is not to be found."""
+    parents: list[BlockKey | None]
+    """Key of the block before each; empty for a SINK."""
 
 
 class Transfers:
@@ -56,6 +58,7 @@ class Transfers:
         host_ids: Sequence[int],
         keys: list[BlockKey | None],
         sequence_id: int = 0,
+        parents: list[BlockKey | None] | None = None,
     ) -> int:
         """A new transfer for the next reply; its id, or 0 if there is nothing to copy."""
         if not device_ids:
@@ -66,7 +69,9 @@ class Transfers:
         self._untold.append(
             Transfer(self._last_id, direction, tuple(device_ids), tuple(generations), tuple(host_ids)),
         )
-        self._open[self._last_id] = OpenTransfer(purpose, sequence_id, tuple(device_ids), tuple(host_ids), keys)
+        self._open[self._last_id] = OpenTransfer(
+            purpose, sequence_id, tuple(device_ids), tuple(host_ids), keys, parents or []
+        )
         self._host.begin_transfer(host_ids)
         return self._last_id
 
@@ -91,9 +96,9 @@ class Transfers:
                     self._host.keep_cached(host_id, key)
         else:
             if done.purpose is not Purpose.SWAP_OUT:
-                for device_id, key in zip(done.device_ids, done.keys, strict=True):
+                for device_id, key, parent in zip(done.device_ids, done.keys, done.parents, strict=True):
                     if key is not None:
-                        self._blocks.publish(device_id, key)
+                        self._blocks.publish(device_id, key, parent)
             for device_id in done.device_ids:
                 self._blocks.end_transfer(device_id)
         self._host.end_transfer(done.host_ids)

@@ -51,6 +51,9 @@ class SchedulerConfig(ServiceConfig):
     prefix_cache: bool = True
     """Share the blocks of equal prefixes."""
 
+    single_flight_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a request waits for one more block of its prompt that another one computes; then it computes itself."""
+
     credits_per_sequence: int = Field(default=2, ge=1)
     """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
 
@@ -63,9 +66,6 @@ class SchedulerConfig(ServiceConfig):
 
     swap_timeout_s: float = Field(default=60.0, gt=0)
     """How long a sequence stays in host memory; then it waits to be computed again."""
-
-    priority_ageing_s: float = Field(default=10.0, ge=0)
-    """Seconds of waiting that one level of priority is worth."""
 
     min_shared_blocks: int = Field(default=4, ge=1)
     """Leading blocks that rows must share for the worker to be told of it."""

@@ -44,7 +44,7 @@ def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequenc
     return max(
         unspared or candidates,
         key=lambda sequence: (
-            sequence.request.priority,
+            sequence.priority,
             -sequence.num_computed_tokens,
             sequence.arrival_no,
             -len(sequence.token_ids),

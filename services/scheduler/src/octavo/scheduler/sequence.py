@@ -30,14 +30,12 @@ class Request:
     params: SamplingParams
     num_prompt_tokens: int
     salt: bytes
+    priority: int = 0
+    """Lower is served first, and preempted last."""
     live: dict[int, Sequence | None] = field(default_factory=dict)
     """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
     leader: Sequence = field(init=False)
     """Computes the prompt, and is choice 0 after it."""
-    priority: int = 0
-    """Lower is served first, and preempted last."""
-    queue_time: float = 0.0
-    """Arrival, moved by the priority: who has the lowest is served first."""
     has_fanned_out: bool = False
     """Every choice has a sequence of its own: there is one choice, or the prompt's last row has been sampled."""
     ending_ids: frozenset[int] = frozenset()
@@ -143,10 +141,25 @@ class Sequence:
     awaits_token: bool = True
     """It has given no token since it was new or got its blocks anew."""
 
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """Its place in every queue: the lowest goes first."""
-        return self.request.queue_time, self.arrival_no, self.sequence_id
+    priority: int = 0
+    """The request's, or the lowest of those that wait for this sequence. Lower is served first."""
+    has_arrived: bool = False
+    """The KV manager knows, or is about to be told, the tokens of the sequence, which holds no blocks."""
+    is_tentative: bool = False
+    """It had to wait for its hashes or for its leader, may have to again, and so must not keep others from asking."""
+    leader_id: int = 0
+    """The sequence that computes its next block, while it waits for that; else 0."""
+    flight_deadline: float = 0.0
+    """When it waits no more for its leader."""
+    computes_itself: bool = False
+    """It has waited for others long enough."""
+    last_publication_no: int = 0
+    """Of its last publication."""
+    asked_at_publication_no: int = 0
+    """Last publication of anybody when it asked for blocks."""
+
+    def __post_init__(self) -> None:
+        self.priority = self.request.priority
 
     @property
     def num_new_tokens(self) -> int:
@@ -188,6 +201,7 @@ class Sequence:
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.num_tokens_at_start = len(self.token_ids)
         self.state = SequenceState.RUNNING
+        self.has_arrived = self.is_tentative = self.computes_itself = False
 
     def leave_device(self, num_kept_blocks: int, now: float) -> None:
         """The slot and all blocks but the leading `num_kept_blocks` are gone, what they held is kept."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from octavo.common.messages.kv import SwappedIn, SwappedOut, Transfer, Verdict
 from octavo.scheduler.block_account import BlockAccount
-from octavo.scheduler.queues import Slots
+from octavo.scheduler.queues import Slots, place_in_line
 from octavo.scheduler.sequence import Sequence, SequenceState
 
 
@@ -63,7 +63,7 @@ class Swapping:
     @property
     def swapped(self) -> list[Sequence]:
         """SWAPPED sequences, the one that goes first in front."""
-        return sorted(self._swapped.values(), key=lambda sequence: sequence.rank)
+        return sorted(self._swapped.values(), key=place_in_line)
 
     @property
     def arriving(self) -> Iterable[Sequence]:
