@@ -112,8 +112,9 @@ class ResultWaiter:
         self._queue.put((tenure, plan, launched))
 
     def stop(self) -> None:
-        """End after what was submitted; does not wait for it."""
+        """End after what was submitted, and wait for that."""
         self._queue.put(None)
+        self._thread.join()
 
     def _main(self) -> None:
         while (item := self._queue.get()) is not None:
