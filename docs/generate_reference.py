@@ -37,7 +37,8 @@ from octavo.kvmanager.metrics import KvMetrics
 from octavo.kvmanager.pool import PoolSettings
 from octavo.kvmanager.server import KvManagerServer
 from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.core import CoreSettings, SchedulerCore
+from octavo.scheduler.core import SchedulerCore
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.metrics import SchedulerCollector
 from octavo.worker.config import WorkerConfig
 

@@ -24,7 +24,8 @@ from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
 from octavo.kvmanager.stats import KvStats
-from octavo.scheduler.core import CoreSettings, Outbox, SchedulerCore
+from octavo.scheduler.core import Outbox, SchedulerCore
+from octavo.scheduler.core_settings import CoreSettings
 from support.scripted_worker import ScriptedWorker
 
 GATEWAY = 1

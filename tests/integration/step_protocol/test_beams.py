@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from support.beam_reference import beam_answers
 from support.scripted_worker import expected_output, likeliest_tokens
 from support.step_cluster import StepCluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.sequence import choice_seed
 from support.beam_reference import beam_answers
 from support.faulty_cluster import FaultyCluster

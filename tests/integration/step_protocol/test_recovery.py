@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.sequence import choice_seed
 from support.faulty_cluster import FaultyCluster

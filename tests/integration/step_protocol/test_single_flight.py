@@ -7,7 +7,7 @@ import random
 import pytest
 
 from octavo.common.messages.generation import FinishReason
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from support.scripted_worker import expected_output
 from support.step_cluster import StepCluster
 

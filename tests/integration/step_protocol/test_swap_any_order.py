@@ -9,7 +9,7 @@ import pytest
 
 from octavo.common.messages.generation import FinishReason
 from octavo.kvmanager.host_tier import HostTierSettings
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.sequence import SequenceState, choice_seed
 from support.scripted_worker import expected_output
@@ -35,9 +35,7 @@ def crowded(seed: int = 0, num_host_blocks: int = 60, settings: CoreSettings = S
 
 
 def states(cluster: StepCluster) -> list[SequenceState]:
-    return [
-        sequence.state for request in cluster.core._requests.values() for sequence in request.live.values() if sequence
-    ]
+    return [sequence.state for request in cluster.core._requests for sequence in request.live.values() if sequence]
 
 
 def test_swapped_sequences_finish_with_the_same_tokens_and_nothing_is_computed_twice() -> None:
@@ -71,10 +69,10 @@ def test_no_new_prompt_is_admitted_while_a_swapped_sequence_waits() -> None:
     cluster = crowded()
     for first in range(5):
         cluster.submit(some_prompt(20, first=first), max_tokens=40)
-    while not cluster.core._swapping.swapped:
+    while not cluster.core._life.pool.swapping.swapped:
         assert cluster.step()
     late = cluster.submit(some_prompt(4, first=60), max_tokens=2)
-    while cluster.core._swapping.num_swapped:
+    while cluster.core._life.pool.swapping.num_swapped:
         assert late not in cluster.cached_tokens
         cluster.step()
     cluster.run()
@@ -98,7 +96,7 @@ def test_a_sequence_is_aborted_on_its_way_to_the_host_in_it_and_on_its_way_back(
         if state not in states(cluster):
             continue
         num_aborted += 1
-        request_no = next(key[1] for key, one in cluster.core._requests.items() if one.leader.state is state)
+        request_no = next(one.request_no for one in cluster.core._requests if one.leader.state is state)
         cluster.abort(request_no)
         cluster.abort(request_no)
         cluster.run()
@@ -129,7 +127,7 @@ def test_the_cost_model_swaps_once_the_link_has_been_seen_to_be_fast() -> None:
     cluster.run()
     kinds = cluster.core.stats.num_preemptions_by_kind
     assert kinds["swap"] + kinds["partial_swap"] > 3
-    assert cluster.core._preemption.cost.blocks_per_s == pytest.approx(50_000)
+    assert cluster.core._life.preemption.cost.blocks_per_s == pytest.approx(50_000)
     cluster.assert_idle()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.common.messages.kv import Admitted, MissReason, PrefixMiss, Verdict
-from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.request_records import WaitCause
 from support.step_cluster import StepCluster
@@ -125,7 +125,7 @@ def test_what_tells_of_other_tenants_is_for_the_operator_only() -> None:
         PrefixMiss(MissReason.NEVER_STORED, 1),
     )
     told_again = Admitted(sequence.sequence_id, Verdict.OK, num_cached_tokens=4, misses=misses)
-    live = next(s for s in cluster.core._running.values() if s.sequence_id == sequence.sequence_id)
+    live = next(s for s in cluster.core._life.pool.running.values() if s.sequence_id == sequence.sequence_id)
     cluster.core.log.admitted(live, told_again, block_size=4)
     cluster.core.advance(cluster.now)
     full = why(cluster, third)["sequences"][0]["admissions"][-1]

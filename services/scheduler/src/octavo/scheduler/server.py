@@ -35,7 +35,8 @@ from octavo.common.messages.step import (
 )
 from octavo.common.runtime import Stop
 from octavo.scheduler.config import SchedulerConfig
-from octavo.scheduler.core import CoreSettings, SchedulerCore
+from octavo.scheduler.core import SchedulerCore
+from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.peer import Peer
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.request_explanation import explain

@@ -1,0 +1,153 @@
+"""What is done when blocks run out: who gives way, and what becomes of it."""
+
+from __future__ import annotations
+
+from octavo.common.errors import InternalError
+from octavo.common.messages.kv import SwappedOut
+from octavo.scheduler.admissions import Admissions
+from octavo.scheduler.forks import Forks
+from octavo.scheduler.places import Places
+from octavo.scheduler.policy import choose_victim
+from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.request_records import WaitCause
+from octavo.scheduler.requests import Requests
+from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.stats import SchedulerStats
+from octavo.scheduler.worker_pool import WorkerPool
+
+
+class Relief:
+    """Takes blocks: of kept choices first, then of one sequence that runs, and of swapped ones that are in the way."""
+
+    def __init__(
+        self,
+        preemption: Preemption,
+        pool: WorkerPool,
+        places: Places,
+        requests: Requests,
+        forks: Forks,
+        admissions: Admissions,
+        log: RequestLog,
+        stats: SchedulerStats,
+    ) -> None:
+        self.has_starved = False
+        """A decode was left out of the last plan for want of a block, and nobody has given way since."""
+        self._preemption = preemption
+        self._pool = pool
+        self._places = places
+        self._requests = requests
+        self._forks = forks
+        self._admissions = admissions
+        self._log = log
+        self._stats = stats
+
+    # Preemption.
+
+    def preempt_if_dry(self) -> None:
+        if self.has_starved and self._pool.account.is_dry:
+            self._preempt_one()
+
+    def _preempt_one(self) -> None:
+        """Take the blocks of a choice that is only kept, else some of one that runs; it goes on later."""
+        running, swapping = self._pool.running, self._pool.swapping
+        if self._places.let_go_kept(1) or any(one.state is SequenceState.LEAVING for one in running.values()):
+            return
+        partial = swapping.partial
+        if partial is not None:
+            num_kept = max(0, len(partial.block_table) - len(running))
+            swapping.swap_out(partial, num_kept, self._pool.steps.last_launched, partial.left_at)
+            return
+        victim = self._preemption.victim(running.values())
+        if victim is None:
+            return
+        if len(running) == 1:
+            self._relieve_last(victim)
+            return
+        self._stats.num_preemptions += 1
+        victim.num_preemptions += 1
+        self.has_starved = False
+        if victim.num_steps_in_flight:
+            victim.state = SequenceState.LEAVING
+        else:
+            self.give_way(victim)
+
+    def _relieve_last(self, sequence: Sequence) -> None:
+        """It is the only one that runs, so no other can give way but swapped ones."""
+        if swapped := self._pool.swapping.swapped:  # it may share blocks that stay on the device
+            self._give_up_swapped(swapped[-1])
+        elif not self._pool.swapping.num_in_transit:
+            self._requests.fail(sequence.request, InternalError("the block pool is exhausted by one sequence"))
+
+    def give_way(self, victim: Sequence) -> None:
+        """A preempted sequence has no step in flight any more."""
+        num_kept = self._preemption.num_kept_blocks(victim, len(self._pool.running), self._pool.account.counts)
+        if num_kept is None:
+            self._log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
+            self._stats.num_preemptions_by_kind["recompute"] += 1
+            self._places.leave(victim, SequenceState.WAITING)
+            return
+        self._log.preempted(victim, "no_blocks", "swap", WaitCause.SWAPPED)
+        self._stats.num_preemptions_by_kind["partial_swap" if num_kept else "swap"] += 1
+        self._places.swap_out(victim, num_kept)
+
+    def park_idle_beam(self) -> bool:
+        """If nothing can move, and sequences wait: take blocks and slot of a beam that only waits for its search."""
+        may_move = len(self._pool.steps) or self._admissions.asking or self._forks.asking
+        if may_move or not self._pool.account.is_settled or not len(self._places.waiting):
+            return False
+        beam = choose_victim(
+            sequence
+            for sequence in self._pool.running.values()
+            if sequence.request.beams is not None and sequence.request.beams.has_result(sequence)
+        )
+        if beam is not None:
+            self._stats.num_preemptions += 1
+            self._log.preempted(beam, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
+            self._places.leave(beam, SequenceState.WAITING)
+        return beam is not None
+
+    # Swapped sequences.
+
+    def on_swapped_out(self, answer: SwappedOut) -> None:
+        refused = self._pool.swapping.on_swapped_out(answer)
+        if refused is not None:
+            self._stats.num_preemptions_by_kind["recompute"] += 1
+            self._places.requeue_swapped(refused)
+
+    def make_room_for_swapped(self) -> None:
+        """If nothing else holds blocks and the first swapped sequence still has to wait, another one is in its way."""
+        swapping = self._pool.swapping
+        if (
+            swapping.swapped
+            and not self._places.let_go_kept(1)
+            and self._admissions.holds_nothing
+            and not swapping.has_transfers
+            and self._pool.account.is_at_rest
+        ):
+            partial, swapped = swapping.partial, swapping.swapped
+            if partial is not None and partial is not swapped[0]:
+                swapping.swap_out(partial, 0, self._pool.steps.last_launched, partial.left_at)
+                return
+            self._give_up_swapped(swapped[-1])
+
+    def give_up_overdue(self, now: float) -> None:
+        """Swapped sequences that have waited too long are computed again."""
+        for sequence in self._preemption.overdue(now):
+            self._give_up_swapped(sequence)
+
+    def _give_up_swapped(self, sequence: Sequence) -> None:
+        self._stats.num_preemptions_by_kind["overdue"] += 1
+        self._places.requeue_swapped(sequence)
+
+    def lose_swapped(self) -> None:
+        """What host memory holds is lost with the KV manager that knew it."""
+        for sequence in list(self._pool.swapping):
+            if sequence.slot >= 0:
+                self._pool.slots.give_back(sequence.slot, is_open=False)
+            self._log.waits(sequence, WaitCause.BEHIND_OTHERS)
+            sequence.drop_table()
+            self._stats.num_preemptions_by_kind["overdue"] += 1
+            self._places.requeue(sequence)
+        if self._pool.swapping.forget():
+            self._pool.steps.raise_barrier()

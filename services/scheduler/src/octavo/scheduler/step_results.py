@@ -1,0 +1,121 @@
+"""What the result of a step does: sequences move on, tokens go out, choices fan out and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequence_
+
+from octavo.common.errors import NumericError
+from octavo.common.messages.generation import TokenLogprobs
+from octavo.common.messages.step import StepResult
+from octavo.scheduler.beam_progress import BeamProgress
+from octavo.scheduler.forks import Forks
+from octavo.scheduler.launcher import LaunchedStep
+from octavo.scheduler.places import Places
+from octavo.scheduler.preemption_cost import PreemptionCost
+from octavo.scheduler.relief import Relief
+from octavo.scheduler.request_log import RequestLog
+from octavo.scheduler.requests import Requests
+from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.stats import SchedulerStats
+from octavo.scheduler.worker_pool import WorkerPool
+
+_NEVER_FULL = 2**62
+_NO_LOGPROBS: tuple[TokenLogprobs | None, ...] = ()
+
+
+class StepResults:
+    """Matches results with the rows as they were launched. Has no state of its own."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        places: Places,
+        requests: Requests,
+        forks: Forks,
+        relief: Relief,
+        cost: PreemptionCost,
+        log: RequestLog,
+        stats: SchedulerStats,
+        *,
+        publishes: bool,
+    ) -> None:
+        """`publishes`: full blocks are told to the KV manager, to be found by others."""
+        self._pool = pool
+        self._places = places
+        self._requests = requests
+        self._forks = forks
+        self._relief = relief
+        self._cost = cost
+        self._log = log
+        self._stats = stats
+        self._beams = BeamProgress(places, requests, forks, log)
+        self._publication_size = pool.account.block_size if publishes else _NEVER_FULL
+
+    def accept(self, result: StepResult) -> None:
+        """Accept what a step brought. Raises MessageGapError if it is not the oldest step on its way."""
+        step = self._pool.steps.acknowledge(result.step_id)
+        self._stats.num_steps += 1
+        self._stats.worker_busy_s += result.compute_us * 1e-6
+        self._stats.worker_idle_s += result.idle_us * 1e-6
+        if result.finished_transfers or step.num_prefill_tokens:
+            self._take_measures(step, result)
+        token_ids, logprobs = result.token_ids, result.logprobs
+        block_size = self._publication_size
+        accept_token = self._requests.accept_token
+        end_sample = 0
+        for sequence, end, num_samples in step.rows:
+            begin_sample, end_sample = end_sample, end_sample + num_samples
+            sequence.num_steps_in_flight -= 1
+            if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
+                self._stats.num_wasted_rows += 1
+                continue
+            sequence.num_computed_tokens = end
+            if end >= (sequence.num_published_blocks + 1) * block_size:
+                self._pool.account.publish(sequence)
+                self._places.waiting.wake(sequence.sequence_id)
+            if num_samples == 1 and not logprobs and (token_id := token_ids[begin_sample]) >= 0:
+                sequence.num_pending_samples -= 1
+                accept_token(sequence, token_id, None)
+            elif num_samples:
+                row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
+                self._accept_samples(sequence, token_ids[begin_sample:end_sample], row_logprobs)
+            if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
+                self._relief.give_way(sequence)
+
+    def _take_measures(self, step: LaunchedStep, result: StepResult) -> None:
+        """What the step tells of rates, and of copies that sequences wait for."""
+        finished = result.finished_transfers if result.step_id > self._pool.steps.barrier else []
+        ready, num_copied = self._pool.swapping.on_finished(finished)
+        self._cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
+        for sequence in ready:
+            self._log.runs(sequence)
+            self._pool.run(sequence)
+
+    def _accept_samples(
+        self, sequence: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
+    ) -> None:
+        sequence.num_pending_samples -= 1
+        if -1 in token_ids:
+            self._requests.fail(sequence.request, NumericError("the model gave logits that are not finite"))
+        elif sequence.request.beams is not None:
+            self._beams.on_result(sequence, sequence.request.beams, logprobs[0] if logprobs else None)
+        elif sequence.request.has_fanned_out:
+            self._requests.accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
+        else:
+            self._fan_out(sequence, token_ids, logprobs)
+
+    def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]) -> None:
+        """The prompt's last row has drawn the first token of every choice: each gets a sequence of its own."""
+        request, accept_token = leader.request, self._requests.accept_token
+        request.has_fanned_out = True
+        prompt = leader.token_ids[:]
+        for choice_index in sorted(request.live.keys() - {0}):
+            child = self._requests.new_sequence(request, choice_index, leader.arrival_no, prompt[:])
+            child.state = SequenceState.FORKING
+            request.live[choice_index] = child
+            if accept_token(child, token_ids[choice_index], logprobs[choice_index] if logprobs else None):
+                self._forks.fork_or_queue(leader, child, request.num_prompt_tokens)
+        if 0 in request.live:
+            accept_token(leader, token_ids[0], logprobs[0] if logprobs else None)
+        elif leader.state is not SequenceState.FINISHED:
+            self._places.leave(leader, SequenceState.FINISHED)
