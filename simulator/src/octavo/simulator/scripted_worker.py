@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepResult
+from octavo.common.errors import StaleBlockError
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepRefused, StepResult
 
 UNWRITTEN = -7
 
@@ -74,6 +75,18 @@ class ScriptedWorker:
             self._memory[block_id] = [UNWRITTEN] * self.block_size
         self._check_groups(plan)
         return StepResult(plan.step_id, self._run_rows(plan), [], compute_us=1000, idle_us=0)
+
+    def refusal(self, plan: StepPlan) -> StepRefused | None:
+        """The answer to a plan that names a block of an old generation, None to others. Nothing of it runs."""
+        for delta in plan.table_deltas:
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                if generation < self._generations[block_id]:
+                    return StepRefused(plan.step_id, StaleBlockError.reason, f"block {block_id} of an old generation")
+        return None
+
+    def generation(self, block_id: int) -> int:
+        """The last one seen; 0 for none."""
+        return self._generations[block_id]
 
     def _check_groups(self, plan: StepPlan) -> None:
         """Every group names rows of this plan, each once, that share the blocks and write to none of them."""
