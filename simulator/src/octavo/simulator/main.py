@@ -16,6 +16,10 @@ MAX_FAILURES = 20
 """A run ends after so many."""
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
 def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 2000,
     first: Annotated[int, typer.Option(help="The first of them; the others follow.")] = 1,
@@ -67,4 +71,4 @@ def _run_many(seeds: range, num_jobs: int) -> bool:
 
 
 def main() -> None:
-    typer.run(simulate)
+    app()
