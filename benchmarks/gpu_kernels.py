@@ -72,7 +72,7 @@ def column(values: object) -> Tensor:
 def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_spare: int | None = None) -> float:
     pool = Pool(seq_lens)
     num_rows = len(seq_lens)
-    num_spare = num_spare or spare_items(num_rows, NUM_KV_HEADS)
+    num_spare = num_spare or spare_items(NUM_KV_HEADS)
     item_rows, item_parts, part_len = split_contexts(np.array(seq_lens), num_spare)
     max_items = num_rows + num_spare
     rows = DecodeRows(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|engine|serve]...
+# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|latency|engine|profile|serve]...
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -34,6 +34,8 @@ for part in "${@:-kernels}"; do
         kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
         sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
         engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ;;
+        latency) timed latency "$PYTHON" benchmarks/gpu_engine.py L1 L64 ;;
+        profile) timed profile "$PYTHON" benchmarks/gpu_profile.py ;;
         serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;
         *) echo "unknown part: $part" >&2 && exit 2 ;;
     esac

@@ -24,7 +24,13 @@ from octavo.common.links import Address
 from octavo.common.service_config import ServiceConfig
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import kind_of
-from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from octavo.gateway.openai_schema import (
+    BranchOptions,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+)
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, IGNORED
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.metrics import KvMetrics
@@ -200,6 +206,7 @@ def _metric_rows(metrics: Iterable[tuple[Any, Any]]) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "fields of both": lambda: request_fields(GenerationRequest),
     "fields of completions": lambda: request_fields(CompletionRequest, GenerationRequest),
+    "fields of branch": lambda: request_fields(BranchOptions),
     "fields of chat": lambda: request_fields(ChatRequest, GenerationRequest),
     "fields of stream options": lambda: request_fields(StreamOptions),
     "options of completions": lambda: options_that_pass(COMPLETION_OPTIONS),

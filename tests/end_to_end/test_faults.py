@@ -53,7 +53,7 @@ async def test_long_prompt_lets_the_others_go_on(cluster: Cluster, client: opena
     await decoding.has_tokens(5)
     num_before = len(decoding.token_ids)
     long_task = long.start(client, others_of(500, 7), 5, cache_salt="long")  # 16 steps and more
-    short_task = short.start(client, others_of(10, 8), 5, cache_salt="long")
+    short_task = short.start(client, others_of(20, 8), 5, cache_salt="long")
     await long.has_tokens(1)
     assert len(decoding.token_ids) - num_before >= 8, "no decode while the long prompt was computed"
     await asyncio.gather(decoded, long_task, short_task)

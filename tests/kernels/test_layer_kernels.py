@@ -39,7 +39,8 @@ def store_kv_reference(
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
     if norms is not None:
-        query, key = (functional.rms_norm(part, part.shape[-1:], norm, 1e-6) for part, norm in zip((query, key), norms, strict=True))
+        query = functional.rms_norm(query, query.shape[-1:], norms[0], 1e-6)
+        key = functional.rms_norm(key, key.shape[-1:], norms[1], 1e-6)
     cos, sin = (part.repeat(1, 2)[:, None] for part in cos_sin[positions.long()].chunk(2, -1))
 
     def turn(x: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class DrivenPool:
     def publish(self, sequence_id: int, num_computed_tokens: int, new_token_ids: tuple[int, ...] = ()) -> None:
         self.send(publications=[Publication(sequence_id, num_computed_tokens, new_token_ids)])
 
-    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> Forked:
-        [answer] = self.send(forks=[Fork(parent_id, child_id, num_tokens)]).forked
+    def fork(self, parent_id: int, child_id: int, num_tokens: int, num_table_tokens: int = 0) -> Forked:
+        [answer] = self.send(forks=[Fork(parent_id, child_id, num_tokens, num_table_tokens)]).forked
         return answer
 
     def release(self, *sequence_ids: int, last_step: int = 0) -> KvReply:

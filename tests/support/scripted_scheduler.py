@@ -14,6 +14,7 @@ from octavo.common.messages.generation import (
     Explain,
     Explained,
     FinishReason,
+    Forget,
     GatewayMessage,
     ModelInfo,
     RequestFailed,
@@ -35,6 +36,10 @@ class Answer:
     """Tokens of each choice; the last entry stands for all later choices too."""
     tokens_per_step: int = 1
     num_cached_tokens: int = 0
+    num_shared_tokens: int = 0
+    """Of a branch, in front of its prompt."""
+    choice_logprobs: tuple[float, ...] = ()
+    """Log-probability of every token of each choice, if they are asked for; -0.5 by default."""
     never_starts: bool = False
     """It stays in the queue."""
     pauses_after: int | None = None
@@ -65,6 +70,7 @@ class ScriptedScheduler:
         self.model = model
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
+        self.forgotten: list[Forget] = []
         self.explanations: dict[str, bytes] = {}
         """By request id."""
         self.is_silent = False
@@ -117,6 +123,8 @@ class ScriptedScheduler:
             self._on_submit(message)
         elif isinstance(message, Explain) and self._link is not None and not self.is_silent:
             self._link.send(Explained(message.query_no, self.explanations.get(message.request_id, b"")))
+        elif isinstance(message, Forget):
+            self.forgotten.append(message)
 
     def _on_submit(self, message: Submit) -> None:
         self.submits.append(message)
@@ -155,7 +163,13 @@ class ScriptedScheduler:
         if answer.never_starts or answer.pauses_after == running.num_steps:
             return
         if running.num_steps == 0:
-            batch.started.append(RequestStarted(request_no, answer.num_cached_tokens))
+            batch.started.append(
+                RequestStarted(
+                    request_no,
+                    answer.num_cached_tokens,
+                    answer.num_shared_tokens + len(running.submit.prompt_token_ids),
+                )
+            )
         running.num_steps += 1
         for choice in sorted(running.open_choices):
             for _ in range(answer.tokens_per_step):
@@ -171,7 +185,8 @@ class ScriptedScheduler:
         logprobs = None
         if params.num_logprobs is not None:
             top = tuple((token_id + index) % self.model.vocab_size for index in range(params.num_logprobs))
-            logprobs = TokenLogprobs(-0.5, top, tuple(-0.5 - index for index in range(len(top))))
+            sampled = running.answer.choice_logprobs[choice] if running.answer.choice_logprobs else -0.5
+            logprobs = TokenLogprobs(sampled, top, tuple(-0.5 - index for index in range(len(top))))
         batch.tokens.append(SampledToken(request_no, choice, token_id, logprobs))
         reason, stop_token_id = None, None
         if token_id in params.stop_token_ids:

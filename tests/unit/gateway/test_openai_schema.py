@@ -83,7 +83,7 @@ def test_unknown_field_is_refused_by_name() -> None:
     [
         {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "echo": False, "suffix": None},
         {"best_of": 3, "n": 3},
-        {"best_of": 1},
+        {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False},
         {"min_p": 0, "min_tokens": 0, "repetition_penalty": 1.0, "bad_words": [], "prompt_logprobs": None},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
     ],
@@ -101,13 +101,11 @@ def test_options_we_do_not_offer_pass_where_they_change_nothing(fields: dict[str
         ("logit_bias", {"abc": 1}),
         ("echo", True),
         ("echo", 0),
-        ("best_of", 2),
         ("min_tokens", 4),
         ("bad_words", [""]),
         ("bad_words", ["\x01"]),
         ("prompt_logprobs", -1),
         ("guided_json", {"$ref": "#"}),
-        ("use_beam_search", True),
         ("truncate_prompt_tokens", 5),
     ],
 )

@@ -84,8 +84,8 @@ async def test_choice_given_up_is_aborted_once_and_the_others_go_on() -> None:
     async with connected(always([1] * 4, [2] * 4)) as (client, scheduler):
         with client.submit("r", [prompt(4, n=2)]) as generation:
             await anext(generation)
-            generation.abort_choice(0)
-            generation.abort_choice(0)
+            generation.abort_choice(0, 1)
+            generation.abort_choice(0, 1)
             tokens = await tokens_of(generation)
         assert len(tokens[1]) >= 2
         assert scheduler.aborts == [Abort(1, 0)]
@@ -95,7 +95,7 @@ async def test_giving_up_the_last_choice_ends_the_request() -> None:
     async with connected(always([1] * 50, pauses_after=1)) as (client, scheduler):
         with client.submit("r", [prompt(50)]) as generation:
             await anext(generation)
-            generation.abort_choice(0)
+            generation.abort_choice(0, 1)
             assert await tokens_of(generation) == {}
         await eventually(lambda: scheduler.num_running == 0)
         assert scheduler.aborts == [Abort(1, 0)]

@@ -37,6 +37,17 @@ def test_a_fork_inside_the_first_block_shares_none() -> None:
     assert forked.copy == BlockCopy(0, 3, source_generation=1, target_generation=1)
 
 
+def test_a_fork_that_goes_on_gets_the_blocks_of_its_own_tokens_or_none() -> None:
+    pool = DrivenPool(8)
+    pool.admit(1, tokens(0, 40))
+    forked = pool.fork(1, 2, 20, num_table_tokens=65)
+    assert forked.block_ids == (0, 3, 4, 5, 6)
+    assert forked.copy == BlockCopy(1, 3, source_generation=1, target_generation=1)
+    refused = pool.fork(1, 3, 20, num_table_tokens=49)
+    assert refused.verdict is Verdict.LATER
+    assert pool.counts.free == 1
+
+
 def test_a_fork_of_a_fork_shares_with_both() -> None:
     pool = DrivenPool(8)
     pool.admit(1, tokens(0, 32))

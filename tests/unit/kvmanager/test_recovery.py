@@ -126,6 +126,7 @@ def test_cached_prefix_outlives_its_manager(restarted: NewPool) -> None:
     old = restarted()
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 40))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 40)], releases=[Release(1, 0)]))
+    old.write_catalogue()
     new = restarted()
     declare(new, launched=3, acknowledged=3)
     assert hit_tokens(new, tokens(0, 40)) == 32
@@ -138,6 +139,7 @@ def test_blocks_that_got_a_new_owner_are_not_found_as_what_they_were(restarted: 
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 128))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 128)], releases=[Release(1, 0)]))
     [(granted, generation)] = old.apply(KvRequest(3, 0, credit_target=1)).credits
+    old.write_catalogue()
     new = restarted()
     declare(new, credits=[(granted, generation)], recycled=[(3, 2)])
     assert new.blocks.keys[granted] is None and new.blocks.keys[3] is None
@@ -148,6 +150,7 @@ def test_blocks_that_got_a_new_owner_are_not_found_as_what_they_were(restarted: 
 def test_generations_go_on_from_the_catalogue(restarted: NewPool) -> None:
     old = restarted()
     [(block_id, first)] = old.apply(KvRequest(1, 0, credit_target=1)).credits
+    old.write_catalogue()
     new = restarted()
     declare(new)
     given = dict(new.apply(KvRequest(1, 0, credit_target=8)).credits)
@@ -159,6 +162,7 @@ def test_catalogue_of_another_life_or_with_torn_records_is_not_believed(tmp_path
     old = Pool(OPENING, PoolSettings(), KvStats(), folder.open(OPENING, FINGERPRINT))
     old.apply(KvRequest(1, 0, admissions=[Admission(1, tokens(0, 40))]))
     old.apply(KvRequest(2, 0, publications=[Publication(1, 40)], releases=[Release(1, 0)]))
+    old.write_catalogue()
     [path] = tmp_path.glob("*.catalogue")
     content = bytearray(path.read_bytes())
     place = content.index(bytes([1, 0, 0, 0, 2, 0, 0, 0]))  # tokens 1 and 2 of block 0

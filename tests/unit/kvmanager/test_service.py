@@ -10,9 +10,18 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from octavo.common.admin import AdminServicer
+from octavo.common.codecs.arrays import unpack_int32, unpack_int64
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.links import Address, Link, connect, listen, local_pair
-from octavo.common.messages.kv import Admission, KvManagerReply, KvManagerRequest, KvReply, KvRequest, OpenPool
+from octavo.common.messages.kv import (
+    Admission,
+    KvManagerReply,
+    KvManagerRequest,
+    KvReply,
+    KvRequest,
+    OpenPool,
+    Publication,
+)
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.metrics import KvMetrics
 from octavo.kvmanager.server import KvManagerServer
@@ -98,3 +107,37 @@ async def test_metrics_count_blocks_by_state() -> None:
     await asyncio.sleep(0.01)
     for state, count in {"free": 3, "granted": 2, "active": 3, "cached": 0, "quarantined": 0}.items():
         assert registry.get_sample_value("octavo_kv_blocks", {"pool": "group-0", "state": state}) == count
+
+
+async def test_a_pool_is_looked_at_and_watched_by_calls(tmp_path: Path) -> None:
+    server = KvManagerServer(KvManagerConfig().pool_settings, boot_epoch=7)
+    unary = Address("grpc+unix", str(tmp_path / "unary"))
+    listener = await listen([unary], KV_STEPS, server.accept, [KvManagerServicer(server).add_to])
+    scheduler: Link[KvManagerRequest, KvManagerReply]
+    scheduler, manager = local_pair()
+    server.accept(manager)
+    scheduler.send(OpenPool("group-0", 1, 1, num_blocks=8, block_size=16))
+    scheduler.send(KvRequest(1, 0, admissions=[Admission(3, tuple(range(40)))], credit_target=2))
+    await asyncio.sleep(0.01)
+    async with grpc.aio.insecure_channel(unary.grpc_target) as channel:
+        stub = kvmanager_service_pb2_grpc.KvManagerServiceStub(channel)
+        events = stub.WatchEvents(kvmanager_service_pb2.WatchEventsRequest())
+        snapshot = await events.read()
+        assert (snapshot.is_snapshot, len(snapshot.events), snapshot.life) == (True, 0, 8)
+        scheduler.send(KvRequest(2, 0, publications=[Publication(3, 40)]))
+        batch = await events.read()
+        assert [(event.block_id, len(event.digest)) for event in batch.events] == [(0, 32), (1, 32)]
+        assert batch.events[1].parent_digest == batch.events[0].digest
+        events.cancel()
+        blocks = await stub.GetPoolMap(kvmanager_service_pb2.GetPoolMapRequest())
+        assert blocks.states == bytes([2, 2, 2, 1, 1, 0, 0, 0])
+        assert unpack_int64(blocks.owners) == [3, 3, 3, 0, 0, 0, 0, 0]
+        tables = await stub.ListTables(kvmanager_service_pb2.ListTablesRequest())
+        assert [(table.sequence_id, table.num_known_tokens) for table in tables.tables] == [(3, 40)]
+        assert not tables.has_more
+        prefixes = await stub.ListPrefixes(kvmanager_service_pb2.ListPrefixesRequest())
+        assert (unpack_int32(prefixes.block_ids), unpack_int32(prefixes.parent_ids)) == ([0, 1], [-1, 0])
+        assert prefixes.next_block == 0
+        with pytest.raises(grpc.aio.AioRpcError, match="no pool 'group-7' is open"):
+            await stub.GetPoolMap(kvmanager_service_pb2.GetPoolMapRequest(pool_id="group-7"))
+    await listener.close(1)

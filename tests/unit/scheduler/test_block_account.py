@@ -80,17 +80,26 @@ def test_full_blocks_are_published_once_with_the_tokens_that_the_manager_lacks()
     assert sent(account).publications == [Publication(sequence.sequence_id, 8, (50, 51))]
 
 
+def test_a_fork_that_goes_on_with_a_prompt_asks_for_its_blocks_too() -> None:
+    account = account_with_credits()
+    parent, child = make_running(10, block_ids=(10, 11, 12), slot=0), make_running(12, block_ids=(), slot=1)
+    parent.num_told_tokens, parent.num_published_blocks = 10, 2
+    account.fork(parent, child, 7)
+    assert sent(account).forks == [Fork(parent.sequence_id, child.sequence_id, 7, num_table_tokens=12)]
+    assert (child.num_shared_tokens, child.num_told_tokens, child.num_published_blocks) == (7, 7, 1)
+
+
 def test_everything_of_a_step_is_in_one_message() -> None:
     account = account_with_credits((70, 1))
     parent, child, ended, fresh = (make_running(block_ids=(10,), slot=0) for _ in range(4))
-    account.fork(parent, child, 3)
+    account.fork(parent, child, 9)
     account.release(ended, last_step=9)
     account.admit(fresh)
     request = sent(account, acknowledged_step=8, credit_target=6)
     assert request == KvRequest(
         message_no=2,
         acknowledged_step=8,
-        forks=[Fork(parent.sequence_id, child.sequence_id, 3)],
+        forks=[Fork(parent.sequence_id, child.sequence_id, 9)],
         releases=[Release(ended.sequence_id, 9)],
         admissions=[Admission(fresh.sequence_id, tuple(range(10)), b"")],
         credit_target=6,

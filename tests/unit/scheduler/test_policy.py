@@ -24,8 +24,10 @@ def shares(lengths: list[int], budget: int) -> list[int]:
         ([20_000, 20], 512, [492, 20]),  # the short one does not wait for the long one
         ([20, 20_000], 512, [20, 492]),
         ([20_000, 20, 20], 512, [472, 20, 20]),
-        ([300, 300], 512, [300, 212]),  # the oldest gets all it needs
-        ([5, 5, 5], 12, [5, 5, 2]),
+        ([300, 300], 512, [256, 256]),
+        ([20_000, 300], 512, [256, 256]),  # nor does one that needs more than a share
+        ([300, 20, 300], 512, [300, 20, 192]),  # what is left over goes to the oldest
+        ([5, 5, 5], 12, [4, 4, 4]),
         ([1, 1, 1], 2, [1, 1, 0]),
         ([100, 100], 0, [0, 0]),
         ([100], -3, [0]),

@@ -153,3 +153,27 @@ def test_reset_forgets_generations(runner: ModelRunner) -> None:
     runner.execute(PREFILL)
     runner.reset()
     runner.execute(replace(PREFILL, table_deltas=[TableDelta(0, 0, (5, 9), (0, 0))]))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        BlockCopy(5, 6, source_generation=2, target_generation=1),
+        BlockCopy(5, 9, source_generation=3, target_generation=2),
+        BlockCopy(5, 9, source_generation=3, target_generation=4),
+    ],
+)
+def test_copy_that_reads_or_writes_under_another_generation_is_refused(runner: ModelRunner, copy: BlockCopy) -> None:
+    """Slot 0 lists blocks 5 and 9 at generation 3: nothing may read or write them as of before, nor renew them."""
+    runner.execute(PREFILL)
+    with pytest.raises(StaleBlockError):
+        runner.execute(StepPlan(step_id=2, copies=[copy]))
+    runner.execute(StepPlan(step_id=2, copies=[BlockCopy(5, 6, source_generation=3, target_generation=1)]))
+
+
+def test_copied_block_is_not_listed_under_an_older_generation(runner: ModelRunner) -> None:
+    runner.execute(PREFILL)
+    runner.execute(StepPlan(step_id=2, copies=[BlockCopy(5, 6, source_generation=3, target_generation=4)]))
+    child = replace(GREEDY, slot=1)
+    with pytest.raises(StaleBlockError, match="block 6 comes at generation 3, after 4"):
+        runner.execute(StepPlan(step_id=3, opened_slots=[child], table_deltas=[TableDelta(1, 0, (6,), (3,))]))

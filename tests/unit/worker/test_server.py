@@ -90,11 +90,11 @@ class FailingRunner:
     def __getattr__(self, name: str) -> object:
         return getattr(self._runner, name)
 
-    def execute(self, plan: StepPlan) -> object:
+    def launch(self, plan: StepPlan) -> object:
         self._num_steps += 1
         if self._num_steps == 3:
             raise ZeroDivisionError("the device is on fire")
-        return self._runner.execute(plan)
+        return self._runner.launch(plan)
 
 
 @contextmanager
@@ -265,3 +265,65 @@ async def test_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         with pytest.raises(UnknownArchitectureError, match="BertModel is not one of LlamaForCausalLM"):
             await server.loaded
         assert server.health().startswith("loading failed: architecture BertModel")
+
+
+async def test_lost_link_is_resumed_with_slots_memory_and_the_results_that_were_lost(
+    server: WorkerServer, tiny: MakeTiny
+) -> None:
+    """The link ends with two steps on their way. The next one gets their results, and plan 4 is sent again."""
+    first = Scheduler(server)
+    life = await first.hello(epoch=1)
+    first.prefill()
+    tokens = (await first.receive(StepResult)).token_ids
+    first.decode(2)
+    first.decode(3)
+    await first.receive(StepResult)  # of step 2, which the scheduler is taken not to have read
+    first.link.close()
+
+    second = Scheduler(server)
+    second.link.send(WorkerHello(1, life.incarnation, last_result=1))
+    ready = await second.receive(WorkerReady)
+    assert (ready.is_resumed, ready.incarnation) == (True, life.incarnation)
+    for step_id in range(ready.last_step + 1, 6):
+        second.decode(step_id)
+    for step_id in range(2, 6):
+        result = await second.receive(StepResult)
+        assert result.step_id == step_id
+        tokens += result.token_ids
+    assert tokens == tiny("llama").greedy(PROMPT, 5)
+
+
+async def test_repeated_plan_gets_the_result_that_it_got_before(server: WorkerServer) -> None:
+    scheduler = Scheduler(server)
+    await scheduler.hello(epoch=1)
+    scheduler.prefill()
+    result = await scheduler.receive(StepResult)
+    scheduler.prefill()
+    assert await scheduler.receive(StepResult) == result
+
+
+async def test_hello_of_another_life_or_scheduler_starts_over(server: WorkerServer) -> None:
+    for hello in (WorkerHello(1, 12345, 1), WorkerHello(2, 0, 0)):
+        scheduler = Scheduler(server)
+        life = await scheduler.hello(epoch=1)
+        scheduler.prefill()
+        await scheduler.receive(StepResult)
+        other = Scheduler(server)
+        other.link.send(hello)
+        ready = await other.receive(WorkerReady)
+        assert not ready.is_resumed
+        assert ready.incarnation != life.incarnation
+        other.prefill()
+        assert (await other.receive(StepResult)).step_id == 1
+        if hello.epoch == 2:
+            return
+
+
+async def test_refused_plan_cannot_be_resumed(server: WorkerServer) -> None:
+    scheduler = Scheduler(server)
+    life = await scheduler.hello(epoch=1)
+    scheduler.decode(2)
+    await scheduler.receive(StepRefused)
+    again = Scheduler(server)
+    again.link.send(WorkerHello(1, life.incarnation, 0))
+    assert not (await again.receive(WorkerReady)).is_resumed

@@ -181,6 +181,26 @@ def bench(
 
 
 @app.command()
+def inspect(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="grpc://HOST:PORT|grpc+unix://PATH", help="The KV manager. Left out: the last one started."
+        ),
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Block pool to look at. Left out: the only one.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Show the block pool of a running server: map, sharing, tables, prefix tree, ledger.
+
+    Exit status 1 if it cannot be read, or if its ledger does not add up.
+    """
+    from octavo.cli.inspect import run_inspect
+
+    raise typer.Exit(run_inspect(address, pool, as_json=as_json))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(f"octavo {distribution_version('octavo-cli')}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -18,6 +19,7 @@ import uvloop
 from octavo.cli.console import Screen
 from octavo.cli.models import PreparedModel
 from octavo.cli.readiness import wait_until_ready
+from octavo.cli.run_files import RunningServer, registered
 from octavo.cli.serve_options import ServeOptions
 from octavo.cli.service_processes import admin_address, service_processes
 from octavo.cli.supervisor import ServiceGaveUpError, Supervisor
@@ -55,7 +57,9 @@ def check_port(host: str, port: int) -> None:
 def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
     """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     with _run_dir() as run_dir:
-        return asyncio.run(_supervise(options, model, run_dir, screen))
+        addresses = {service: admin_address(run_dir, service) for service in ("kvmanager", "scheduler")}
+        with registered(RunningServer(os.getpid(), options.url, **addresses)):
+            return asyncio.run(_supervise(options, model, run_dir, screen))
 
 
 def serve_in_one_process(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:

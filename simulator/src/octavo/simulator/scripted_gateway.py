@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
     FinishReason,
+    Forget,
+    GatewayMessage,
     SamplingParams,
     SchedulerMessage,
     Submit,
     TokenBatch,
 )
 from octavo.scheduler.sequence import choice_seed
-from octavo.simulator.scripted_worker import expected_output
+from octavo.simulator.beam_reference import beam_answers
+from octavo.simulator.scripted_worker import expected_output, likeliest_tokens
 
 
 class ClientState(enum.Enum):
@@ -43,6 +47,8 @@ class ClientRequest:
     """One request and what came of it."""
 
     submit: Submit
+    start: tuple[int, ...]
+    """Prompt with the tokens shared with a branch point."""
     choices: list[ClientChoice]
     state: ClientState = ClientState.OPEN
     has_started: bool = False
@@ -57,20 +63,22 @@ class ScriptedGateway:
     def __init__(self, gateway_id: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.gateway_id = gateway_id
         self.requests: dict[int, ClientRequest] = {}
-        self.to_scheduler: deque[Submit | Abort] = deque()
+        self.to_scheduler: deque[GatewayMessage] = deque()
         self.from_scheduler: deque[SchedulerMessage] = deque()
         self.allowed_failures: set[tuple[int, str]] = set()
         """(request, reason) of refusals that are right."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
 
-    def submit(self, submit: Submit) -> ClientRequest:
-        request = ClientRequest(
-            submit, [ClientChoice(self._expected(submit, index)) for index in range(submit.params.n)]
-        )
-        self.requests[submit.request_no] = request
+    def submit(self, submit: Submit, shared: tuple[int, ...]) -> None:
+        """`shared` are the tokens before the branch point, if it has one."""
+        start = shared + submit.prompt_token_ids
+        choices = [ClientChoice(answer) for answer in self._answers(submit.params, start)]
+        self.requests[submit.request_no] = ClientRequest(submit, start, choices)
         self.to_scheduler.append(submit)
-        return request
+
+    def forget(self, request: ClientRequest) -> None:
+        self.to_scheduler.append(Forget(request.submit.request_id, request.submit.cache_salt))
 
     def abort(self, request: ClientRequest, choice_index: int | None) -> None:
         for index, choice in enumerate(request.choices):
@@ -78,21 +86,22 @@ class ScriptedGateway:
                 choice.is_aborted = True
         self.to_scheduler.append(Abort(request.submit.request_no, choice_index))
 
-    def lose_link(self) -> list[Submit]:
+    def lose_link(self) -> list[ClientRequest]:
         """Nothing comes any more. The requests that their clients had not got whole."""
         self.to_scheduler.clear()
         self.from_scheduler.clear()
         lost = [request for request in self.requests.values() if request.state is ClientState.OPEN]
         for request in lost:
             request.state = ClientState.LOST
-        return [request.submit for request in lost]
+        return lost
 
     def receive(self, batch: TokenBatch) -> None:
         """Check what a step brought. Raises AssertionError for what must not be."""
         for started in batch.started:
             request = self._open(started.request_no)
             assert not request.has_started, f"request {started.request_no} started twice"
-            assert started.num_cached_tokens < len(request.submit.prompt_token_ids), "nothing was left to compute"
+            assert started.num_prompt_tokens == len(request.start), started
+            assert started.num_cached_tokens <= len(request.start), started
             request.has_started = True
         for token in batch.tokens:
             self._take_token(token.request_no, token.choice_index, token.token_id)
@@ -143,10 +152,28 @@ class ScriptedGateway:
     def _reason(self, params: SamplingParams, tokens: list[int]) -> FinishReason:
         return FinishReason.STOP if tokens[-1] in self._ending_ids(params) else FinishReason.LENGTH
 
-    def _expected(self, submit: Submit, choice_index: int) -> list[int]:
-        params = submit.params
-        seed = choice_seed(params.seed, choice_index)
-        answer = expected_output(submit.prompt_token_ids, params.max_tokens, self._vocab_size, seed, params.temperature)
-        ends = self._ending_ids(params)
-        first = next((place for place, token_id in enumerate(answer) if token_id in ends), len(answer) - 1)
+    def _answers(self, params: SamplingParams, start: tuple[int, ...]) -> list[list[int]]:
+        """What each choice must bring."""
+        ending_ids = self._ending_ids(params)
+        if params.beam_width:
+            found = beam_answers(
+                self._logprobs_after,
+                start,
+                params.max_tokens,
+                width=params.beam_width,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
+                ending_ids=frozenset(ending_ids),
+            )
+            return found[: params.n]
+        return [self._sampled(params, start, index, ending_ids) for index in range(params.n)]
+
+    def _logprobs_after(self, token_ids: Sequence[int]) -> dict[int, float]:
+        row = likeliest_tokens(token_ids, self._vocab_size, self._vocab_size)
+        return dict(zip(row.top_token_ids, row.top_logprobs, strict=True))
+
+    def _sampled(self, params: SamplingParams, start: tuple[int, ...], index: int, ending_ids: set[int]) -> list[int]:
+        seed = choice_seed(params.seed, index)
+        answer = expected_output(start, params.max_tokens, self._vocab_size, seed, params.temperature)
+        first = next((place for place, token_id in enumerate(answer) if token_id in ending_ids), len(answer) - 1)
         return answer[: first + 1]

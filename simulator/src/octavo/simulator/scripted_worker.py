@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.common.errors import StaleBlockError
+from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepRefused, StepResult
 
 UNWRITTEN = -7
@@ -31,6 +32,16 @@ def expected_output(
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids, seed, temperature, vocab_size))
     return token_ids[len(prompt) :]
+
+
+def likeliest_tokens(token_ids: Sequence[int], count: int, vocab_size: int) -> TokenLogprobs:
+    """The log-probabilities after `token_ids`: of all tokens different, and of tokens near 0 a little larger."""
+    base = zlib.crc32(array("i", token_ids).tobytes())
+    logprobs = {
+        token: -0.01 * token - zlib.crc32(array("I", [token]).tobytes(), base) / 2**31 for token in range(vocab_size)
+    }
+    best = sorted(logprobs, key=lambda token: -logprobs[token])[:count]
+    return TokenLogprobs(logprobs[best[0]] if best else 0.0, tuple(best), tuple(logprobs[token] for token in best))
 
 
 @dataclass
@@ -74,7 +85,8 @@ class ScriptedWorker:
         for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size
         self._check_groups(plan)
-        return StepResult(plan.step_id, self._run_rows(plan), [], compute_us=1000, idle_us=0)
+        token_ids, logprobs = self._run_rows(plan)
+        return StepResult(plan.step_id, token_ids, logprobs, compute_us=1000, idle_us=0)
 
     def refusal(self, plan: StepPlan) -> StepRefused | None:
         """The answer to a plan that names a block of an old generation, None to others. Nothing of it runs."""
@@ -116,7 +128,7 @@ class ScriptedWorker:
                 slot.generations.append(generation)
         return renewed
 
-    def _run_rows(self, plan: StepPlan) -> list[int]:
+    def _run_rows(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
         self.num_rows += len(plan.slots)
         self.largest_step = max(self.largest_step, sum(plan.lengths))
         inputs = iter(plan.token_ids)
@@ -138,18 +150,29 @@ class ScriptedWorker:
                 self._memory[block_id][position % self.block_size] = token_id
         assert next(inputs, None) is None, "input tokens are left over"
         samples: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
         for slot_no, start, length, flags in rows:
-            samples += self._sample(self._slot(slot_no), start + length, flags)
-        return samples
+            slot = self._slot(slot_no)
+            sampled = self._sample(slot, start + length, flags)
+            samples += sampled
+            count = slot.opened.num_logprobs
+            found = None
+            if sampled and count is not None:
+                found = likeliest_tokens(self._visible(slot, start + length), count, self.vocab_size)
+            logprobs += [found] * len(sampled)
+        return samples, logprobs if any(logprobs) else []
 
     def _sample(self, slot: _Slot, num_tokens: int, flags: int) -> list[int]:
         if not flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT):
             return []
-        visible = [self._memory[slot.table[p // self.block_size]][p % self.block_size] for p in range(num_tokens)]
+        visible = self._visible(slot, num_tokens)
         seeds = slot.opened.seeds if flags & RowFlag.FAN_OUT else slot.opened.seeds[:1]
         samples = [next_token(visible, seed, slot.opened.temperature, self.vocab_size) for seed in seeds]
         slot.last_sample = samples[0]
         return samples
+
+    def _visible(self, slot: _Slot, num_tokens: int) -> list[int]:
+        return [self._memory[slot.table[p // self.block_size]][p % self.block_size] for p in range(num_tokens)]
 
     def _slot(self, slot: int) -> _Slot:
         opened = self._slots[slot]

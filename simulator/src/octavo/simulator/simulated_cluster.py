@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.common.errors import StaleEpochError
-from octavo.common.messages.generation import Submit, TokenBatch
+from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
+from octavo.common.messages.generation import Abort, Explain, Forget, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened
 from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello
 from octavo.scheduler.core import CoreSettings, SchedulerCore
 from octavo.scheduler.worker_group import WorkerGroup
 from octavo.simulator.faulty_cluster import FaultyCluster, SchedulersLink
-from octavo.simulator.scripted_gateway import ScriptedGateway
+from octavo.simulator.scripted_gateway import ClientRequest, ScriptedGateway
 from octavo.simulator.tally import Tally
 
 MEAN_DELAYS_S = (0.0001, 0.001, 0.005, 0.03)
+VOCAB_SIZE = 31
 BURST_RATE = 0.5
 """How often a message comes right after the one before it on the same link."""
 
@@ -66,6 +67,7 @@ class SimulatedCluster(FaultyCluster):
             block_size=shape.block_size,
             max_num_seqs=shape.max_num_seqs,
             max_model_len=shape.max_model_len,
+            vocab_size=VOCAB_SIZE,
             eos_token_ids=(13,),
             settings=shape.core,
             seed=seed,
@@ -75,18 +77,22 @@ class SimulatedCluster(FaultyCluster):
 
     # Gateways.
 
-    def submit_over(self, gateway: ScriptedGateway, submit: Submit) -> None:
-        """Send it under a number of its own."""
+    def submit_over(self, gateway: ScriptedGateway, submit: Submit, shared: tuple[int, ...] = ()) -> None:
+        """Send it under a number of its own. `shared` are the tokens before its branch point."""
         number = next(self._request_numbers)
-        gateway.submit(replace(submit, request_no=number, request_id=f"request-{number}"))
+        self.events["beam search"] += submit.params.beam_width > 0
+        self.events["branch"] += submit.branch is not None
+        gateway.submit(replace(submit, request_no=number, request_id=f"request-{number}"), shared)
+        if submit.branch is not None:
+            gateway.allowed_failures.add((number, UnknownResponseError.reason))
 
-    def lose_gateway(self, gateway: ScriptedGateway) -> list[Submit]:
+    def lose_gateway(self, gateway: ScriptedGateway) -> list[ClientRequest]:
         """Its link ends on both sides, and it comes back over a new one. The requests that were lost."""
         self.core.on_gateway_lost(gateway.gateway_id)
         self._advance()
         return self._replace_gateway(gateway)
 
-    def _replace_gateway(self, gateway: ScriptedGateway) -> list[Submit]:
+    def _replace_gateway(self, gateway: ScriptedGateway) -> list[ClientRequest]:
         lost = gateway.lose_link()
         self.past_gateways.append(gateway)
         self.gateways[self.gateways.index(gateway)] = self._new_gateway()
@@ -97,10 +103,10 @@ class SimulatedCluster(FaultyCluster):
 
     # Faults.
 
-    def restart_scheduler(self, absence: int) -> list[Submit]:
+    def restart_scheduler(self, absence: int) -> list[ClientRequest]:
         """All that it knew is gone. The requests that were lost."""
         self.events["scheduler died"] += 1
-        lost = [submit for gateway in list(self.gateways) for submit in self._replace_gateway(gateway)]
+        lost = [request for gateway in list(self.gateways) for request in self._replace_gateway(gateway)]
         self._stale_epoch = self.group.epoch
         self.tally.scheduler(self.core.stats)
         self.core = SchedulerCore(self._shape.core)
@@ -207,13 +213,18 @@ class SimulatedCluster(FaultyCluster):
     def _from(self, gateway: ScriptedGateway) -> Callable[[], None]:
         def deliver() -> None:
             message = gateway.to_scheduler.popleft()
-            if not isinstance(message, Submit):
-                self.core.on_abort(gateway.gateway_id, message)
-            else:
-                if self.core.model is None:
-                    gateway.allowed_failures.add((message.request_no, "NOT_READY"))
-                    self.events["refused before a model was there"] += 1
-                self.core.on_submit(gateway.gateway_id, message)
+            match message:
+                case Submit():
+                    if self.core.model is None:
+                        gateway.allowed_failures.add((message.request_no, NotReadyError.reason))
+                        self.events["refused before a model was there"] += 1
+                    self.core.on_submit(gateway.gateway_id, message)
+                case Abort():
+                    self.core.on_abort(gateway.gateway_id, message)
+                case Forget():
+                    self.core.on_forget(message)
+                case Explain():
+                    raise NotImplementedError
             self._advance()
 
         return deliver

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.common.messages.generation import Submit
-from octavo.simulator.scripted_gateway import ClientState
+from octavo.simulator.scripted_gateway import ClientRequest, ClientState
 from octavo.simulator.simulated_cluster import SimulatedCluster
 from octavo.simulator.tally import FAULTS
-from octavo.simulator.traffic import Traffic, draw_shape
+from octavo.simulator.traffic import KEEP_S, Traffic, draw_shape
 
 MIN_STEPS = 300
 MIN_REQUESTS = 20
@@ -53,7 +53,7 @@ class Simulation:
         self._dice = random.Random(seed)
         shape = draw_shape(self._dice, folder)
         self.cluster = SimulatedCluster(shape, seed, trace)
-        self._traffic = Traffic(self._dice, self.cluster.model.max_model_len)
+        self._traffic = Traffic(self._dice, self.cluster.model.max_model_len, min(shape.max_num_seqs, 3))
         self._trace = trace
         self._num_requests = self._num_deliveries = 0
         self._faults: list[tuple[Callable[[], None], float]] = [
@@ -77,14 +77,19 @@ class Simulation:
             self._turn()
         assert self._has_done_enough(), f"too little after {MAX_TURNS} turns: {self._progress()}"
         self._note("the last request is in")
-        while self.cluster.step():
-            self._num_deliveries += 1
-            assert self._num_deliveries < MAX_DELIVERIES, "no end after so many messages"
+        self._deliver_all()
+        self.cluster.pass_time(2 * max(KEEP_S))
+        self._deliver_all()
         self.cluster.assert_idle()
         self.cluster.tally.scheduler(self.cluster.core.stats)
         num_steps, num_requests, num_faults = self._progress()
         counts = Counter(self.cluster.tally)
         return SeedReport(num_steps, num_requests, num_faults, self._num_deliveries, self.cluster.now, counts)
+
+    def _deliver_all(self) -> None:
+        while self.cluster.step():
+            self._num_deliveries += 1
+            assert self._num_deliveries < MAX_DELIVERIES, "no end after so many messages"
 
     def _progress(self) -> tuple[int, int, int]:
         tally = self.cluster.tally
@@ -99,7 +104,11 @@ class Simulation:
         if dice.random() < 0.7:
             self._submit(self._traffic.draw())
         if dice.random() < 0.15:
+            self._submit_branch()
+        if dice.random() < 0.15:
             self._abort()
+        if dice.random() < 0.05:
+            self._forget()
         if dice.random() < self._fault_rate:
             fault = dice.choices([fault for fault, _ in self._faults], [weight for _, weight in self._faults])[0]
             self._note(f"fault: {getattr(fault, '__name__', fault)}")
@@ -113,9 +122,14 @@ class Simulation:
         if self._trace is not None:
             self._trace(f"{self.cluster.now:10.6f}  == {text}")
 
-    def _submit(self, submit: Submit) -> None:
+    def _submit(self, submit: Submit, shared: tuple[int, ...] = ()) -> None:
         self._num_requests += 1
-        self.cluster.submit_over(self._dice.choice(self.cluster.gateways), submit)
+        self.cluster.submit_over(self._dice.choice(self.cluster.gateways), submit, shared)
+
+    def _submit_branch(self) -> None:
+        """Of a request that lives or may be kept; or that was never kept, and is not to be found."""
+        if (parent := self._any_request()) and (drawn := self._traffic.draw_branch(parent)):
+            self._submit(*drawn)
 
     def _abort(self) -> None:
         gateway = self._dice.choice(self.cluster.gateways)
@@ -123,12 +137,22 @@ class Simulation:
         if live:
             gateway.abort(self._dice.choice(live), self._dice.choice([None, 0, 1]))
 
-    def _submit_again(self, lost: list[Submit]) -> None:
+    def _forget(self) -> None:
+        if request := self._any_request():
+            self.cluster.events["forgotten"] += 1
+            self._dice.choice(self.cluster.gateways).forget(request)
+
+    def _any_request(self) -> ClientRequest | None:
+        requests = list(self._dice.choice(self.cluster.gateways).requests.values())
+        return self._dice.choice(requests[-10:]) if requests else None
+
+    def _submit_again(self, lost: list[ClientRequest]) -> None:
         """Some clients try once more."""
-        for submit in lost:
+        for request in lost:
             if self._dice.random() < 0.7:
                 self.cluster.events["submitted again"] += 1
-                self._submit(submit)
+                shared = request.start[: len(request.start) - len(request.submit.prompt_token_ids)]
+                self._submit(request.submit, shared)
 
     # Faults.
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from octavo.common.messages.generation import (
     Abort,
+    BranchPoint,
     ChoiceFinished,
     FinishReason,
+    Forget,
     ModelInfo,
     RequestFailed,
     SamplingParams,
@@ -55,6 +57,7 @@ class StepCluster:
         self.finished: dict[tuple[int, int], ChoiceFinished] = {}
         self.failed: dict[int, RequestFailed] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.prompt_tokens: dict[int, int] = {}
         self._request_nos = iter(range(1, 1_000_000))
         self.now = 0.0
         self.open()
@@ -79,15 +82,28 @@ class StepCluster:
         self.open()
 
     def submit(self, prompt: list[int], max_tokens: int, **params: Any) -> int:
-        salt = params.pop("cache_salt", b"")
+        """`branch` is (request_no, choice, number of tokens); the prompt goes on from there."""
+        salt, keep_s = params.pop("cache_salt", b""), params.pop("keep_s", 0.0)
+        parent = params.pop("branch", None)
+        branch = BranchPoint(f"request-{parent[0]}", *parent[1:]) if parent else None
         request_no = next(self._request_nos)
         options = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
-        self.core.on_submit(GATEWAY, Submit(request_no, f"request-{request_no}", tuple(prompt), options, salt))
+        submit = Submit(request_no, f"request-{request_no}", tuple(prompt), options, salt, branch=branch, keep_s=keep_s)
+        self.core.on_submit(GATEWAY, submit)
         self._advance()
         return request_no
 
-    def abort(self, request_no: int, choice_index: int | None = None) -> None:
-        self.core.on_abort(GATEWAY, Abort(request_no, choice_index))
+    def abort(self, request_no: int, choice_index: int | None = None, num_output_tokens: int | None = None) -> None:
+        self.core.on_abort(GATEWAY, Abort(request_no, choice_index, num_output_tokens))
+        self._advance()
+
+    def forget(self, request_no: int, cache_salt: bytes = b"") -> None:
+        self.core.on_forget(Forget(f"request-{request_no}", cache_salt))
+        self._advance()
+
+    def pass_time(self, seconds: float) -> None:
+        """Nothing happens for so long."""
+        self.now += seconds
         self._advance()
 
     def step(self) -> bool:
@@ -149,6 +165,7 @@ class StepCluster:
         for started in batch.started:
             assert started.request_no not in self.cached_tokens
             self.cached_tokens[started.request_no] = started.num_cached_tokens
+            self.prompt_tokens[started.request_no] = started.num_prompt_tokens
         for token in batch.tokens:
             assert (token.request_no, token.choice_index) not in self.finished, "a token after the end"
             self.tokens.setdefault((token.request_no, token.choice_index), []).append(token.token_id)

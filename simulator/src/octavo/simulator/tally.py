@@ -50,6 +50,7 @@ EVENTS = (
     "beam search",
     "branch",
     "aborted",
+    "forgotten",
     "submitted again",
     "shared prefix group",
 )

@@ -5,6 +5,7 @@ OctavoError
 │   ├── PromptTooLongError     prompt and max_tokens exceed the model's length
 │   └── TokenOutOfRangeError   a token id that the embedding does not have
 ├── UnknownModelError          no such model here
+├── UnknownResponseError       no such response to branch from
 ├── QueueFullError             too many requests wait
 ├── NotReadyError              no model is loaded, or a service it needs is away
 ├── OverloadedLinkError        the other end reads too slowly, its buffer is full
@@ -47,6 +48,10 @@ class TokenOutOfRangeError(InvalidRequestError):
 
 class UnknownModelError(OctavoError):
     reason = "UNKNOWN_MODEL"
+
+
+class UnknownResponseError(OctavoError):
+    reason = "UNKNOWN_RESPONSE"
 
 
 class QueueFullError(OctavoError):

@@ -18,6 +18,7 @@ from octavo.gateway.logprobs import finite
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
 from octavo.gateway.request_context import read_body
+from octavo.gateway.response_ids import CHAT_PREFIX
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.tokenization import ModelTokenizer
 
@@ -29,7 +30,7 @@ class ChatFormat:
         self, request_id: str, model_name: str, prompt: Prompt, request: ChatRequest, pieces: TokenPieces
     ) -> None:
         options = request.stream_options
-        self._envelope = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model_name}
+        self._envelope = {"id": CHAT_PREFIX + request_id, "created": int(time.time()), "model": model_name}
         self._chunk_envelope = {**self._envelope, "object": "chat.completion.chunk"}
         self._usage_is_null = bool(options and options.include_usage)
         self._frame = sse.ChunkFrame(self._chunk_envelope, usage_is_null=self._usage_is_null)
@@ -118,6 +119,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
             GenerationJob(
                 request_id=request_id,
                 prompts=[prompt],
+                num_returned=options.num_returned,
                 cache_salt=(body.cache_salt or "").encode(),
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=ChatFormat(request_id, model.model_name, prompt, body, tokenizer.pieces),

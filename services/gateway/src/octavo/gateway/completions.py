@@ -25,13 +25,14 @@ from octavo.gateway.request_checks import (
     served_model,
 )
 from octavo.gateway.request_context import read_body
+from octavo.gateway.response_ids import COMPLETION_PREFIX
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.stop_strings import StopStrings
 from octavo.gateway.tokenization import ModelTokenizer
 
 
 class CompletionFormat:
-    """The bodies of completions. Choice `i * n + j` is the j-th of prompt i."""
+    """The bodies of completions. Choice `i * n + j` is the j-th of prompt i, or its j-th best."""
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class CompletionFormat:
     ) -> None:
         options = request.stream_options
         self._envelope = {
-            "id": f"cmpl-{request_id}",
+            "id": COMPLETION_PREFIX + request_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model_name,
         }
         self._frame = sse.ChunkFrame(self._envelope, usage_is_null=bool(options and options.include_usage))
         self._prompts = prompts
-        self._n = prompts[0].params.n
+        self._n = request.n or 1
         self._has_logprobs = request.logprobs is not None
         self._has_token_ids = bool(request.return_token_ids)
         self._pieces = pieces
@@ -110,7 +111,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
     async def create_completion(request: Request) -> Response:
         body = parse_completion(await read_body(request, config.max_body_bytes))
         model = served_model(client, body.model)
-        inputs = parse_prompts(body.prompt, config, model)
+        inputs = parse_prompts(body.prompt, config, model, may_be_empty=body.branch is not None)
         options = check_options(body, len(inputs), config, model)
         prompts = await _encode(inputs, body, options, model, tokenizer)
         request_id = request.state.request_id
@@ -120,6 +121,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
             GenerationJob(
                 request_id=request_id,
                 prompts=prompts,
+                num_returned=options.num_returned,
                 cache_salt=(body.cache_salt or "").encode(),
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=answer_format,
@@ -140,7 +142,9 @@ async def _encode(
     tokenizer: ModelTokenizer,
 ) -> list[Prompt]:
     texts = [prompt for prompt in inputs if isinstance(prompt, str)]
-    encoded = iter(await tokenizer.encode(texts, body.add_special_tokens is not False))
+    default = body.branch is None
+    adds_special_tokens = default if body.add_special_tokens is None else body.add_special_tokens
+    encoded = iter(await tokenizer.encode(texts, adds_special_tokens))
     is_list = isinstance(body.prompt, list) and isinstance(body.prompt[0], str | list)
     return [
         complete_prompt(

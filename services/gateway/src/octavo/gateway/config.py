@@ -51,6 +51,12 @@ class GatewayConfig(ServiceConfig):
     max_n: int = Field(default=128, gt=0)
     """Choices for one prompt."""
 
+    max_beam_width: int = Field(default=16, gt=0)
+    """Beams of one beam search."""
+
+    max_keep_s: float = Field(default=3600.0, ge=0)
+    """Longest `keep` of a request."""
+
     max_choices: int = Field(default=1024, gt=0)
     """Prompts times choices in one request."""
 

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.common.errors import OctavoError, ProtocolError
 from octavo.common.messages.generation import ChoiceFinished, SampledToken
 from octavo.gateway import metrics, sse
+from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
 from octavo.gateway.http_errors import report_of
 from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
@@ -45,6 +46,8 @@ class GenerationJob:
 
     request_id: str
     prompts: Sequence[Prompt]
+    num_returned: int
+    """Choices of each prompt in the answer. Where more are generated, it has the best ones."""
     cache_salt: bytes
     rules: OutputRules
     answer_format: AnswerFormat
@@ -121,7 +124,7 @@ class GenerationResponse(Response):
             for choice, delta in run.take(events, generation):
                 collected[choice].append(delta)
         run.check_all_ended()
-        choices = [_joined(deltas) for deltas in collected]
+        choices = [_joined(collected[choice]) for choice in run.returned_choices()]
         body = orjson.dumps(self._job.answer_format.body(choices, run.usage(generation)))
         await self._begin(send, b"application/json", len(body))
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -148,6 +151,12 @@ class _Run:
         self._is_closed = [False] * num_choices
         self._last_token_s: list[float | None] = [None] * num_choices
         self._has_token = False
+        n = job.prompts[0].params.n
+        self._ranking = ChoiceRanking(len(job.prompts), n) if n > job.num_returned else None
+
+    def returned_choices(self) -> Sequence[int]:
+        """Those that the answer shows, in its order."""
+        return range(len(self.outputs)) if self._ranking is None else self._ranking.best(self._job.num_returned)
 
     def take(self, events: list[tuple[int, GenerationEvent]], generation: Generation) -> list[tuple[int, Delta]]:
         """What the events bring for the client, one delta per choice at most."""
@@ -157,10 +166,12 @@ class _Run:
                 continue
             if type(event) is SampledToken:
                 output = self.outputs[choice]
+                if self._ranking is not None and not output.is_finished:
+                    self._ranking.add(choice, event)
                 output.push(event)
                 num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
                 if output.is_finished:
-                    generation.abort_choice(choice)
+                    generation.abort_choice(choice, output.num_tokens)
             elif type(event) is ChoiceFinished:
                 self.outputs[choice].finish(event)
                 num_new_tokens.setdefault(choice, 0)
@@ -194,7 +205,7 @@ class _Run:
             raise ProtocolError("the scheduler ended a request before all of its choices")
 
     def usage(self, generation: Generation) -> dict[str, Any]:
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
+        num_prompt_tokens = generation.num_prompt_tokens
         num_output_tokens = sum(output.num_tokens for output in self.outputs)
         return {
             "prompt_tokens": num_prompt_tokens,

@@ -21,6 +21,7 @@ from octavo.common.errors import (
     QueueFullError,
     TokenOutOfRangeError,
     UnknownModelError,
+    UnknownResponseError,
 )
 
 RETRY_AFTER_S = 1
@@ -55,6 +56,7 @@ ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
     PromptTooLongError: ErrorKind(400, _INVALID, "context_length_exceeded"),
     TokenOutOfRangeError: ErrorKind(400, _INVALID, "token_out_of_range"),
     UnknownModelError: ErrorKind(404, _INVALID, "model_not_found"),
+    UnknownResponseError: ErrorKind(404, _INVALID, "response_not_found"),
     QueueFullError: ErrorKind(429, "rate_limit_error", "queue_full", is_retryable=True),
     NotReadyError: _UNAVAILABLE,
     OverloadedLinkError: _UNAVAILABLE,
@@ -66,7 +68,7 @@ ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
 }
 """A class that is not listed counts as its nearest listed base."""
 
-_PARAMS: dict[type[OctavoError], str] = {UnknownModelError: "model"}
+_PARAMS: dict[type[OctavoError], str] = {UnknownModelError: "model", UnknownResponseError: "branch"}
 _WITHHELD = "The server had an internal error."
 
 

@@ -66,17 +66,40 @@ class GenerationRequest(_Body):
     """Only with `stream`."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefix blocks are shared only between requests of equal salt."""
+    keep: Annotated[float, Field(ge=0)] | None = None
+    """Seconds for which the choices can be branched from after their end. Default 0."""
+
+
+class BranchOptions(_Body):
+    """Where a completion goes on from."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    """The `id` of a response that is under way, or kept by `keep`; for prompt i of several, with `-i` after it."""
+    choice: Annotated[int, Field(ge=0, le=_MAX_INT32)] = 0
+    """Which of its choices."""
+    num_tokens: PositiveInt | None = None
+    """Leading tokens of its prompt and output that are shared. Default: all that there are."""
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Any = None
-    """A text, token ids, or a list of either; checked by `request_checks`."""
+    """A text, token ids, or a list of either. With `branch` it comes after the shared tokens, and may be absent."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
     """Log-probabilities of the tokens, and of this many most likely ones at each place."""
     add_special_tokens: bool | None = None
-    """Add what the tokenizer puts around a text, such as a start token. Default true. Token ids stay as they are."""
+    """Add what the tokenizer puts around a text, such as a start token. Default true; with `branch`, false."""
+    best_of: PositiveInt | None = None
+    """Generate so many choices and give the best `n`; with `use_beam_search`, the number of beams. Default: `n`."""
+    use_beam_search: bool | None = None
+    """Give the best `n` answers of a beam search, at temperature 0 and not as a stream. Default false."""
+    length_penalty: Annotated[float, Field(ge=-16, le=16)] | None = None
+    """Beam search divides an answer's log-probability by its length to this power. Default 1."""
+    early_stopping: bool | None = None
+    """End a beam search as soon as there are as many answers as beams. Default false: when none can become better."""
+    branch: BranchOptions | None = None
+    """Go on from a choice of another response, sharing what was computed for it."""
 
 
 class TextPart(_Body):

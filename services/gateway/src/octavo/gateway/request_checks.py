@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.common.errors import NotReadyError, PromptTooLongError, UnknownModelError
-from octavo.common.messages.generation import ModelInfo, SamplingParams
+from octavo.common.messages.generation import BranchPoint, ModelInfo, SamplingParams
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
+from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.search_options import SearchOptions, search_options
 
 DEFAULT_COMPLETION_TOKENS = 16
 _LOWEST_TEMPERATURE = 1e-4
@@ -29,8 +32,12 @@ def served_model(client: SchedulerClient, name: str | None) -> ModelInfo:
     return model
 
 
-def parse_prompts(value: Any, config: GatewayConfig, model: ModelInfo) -> list[PromptInput]:
+def parse_prompts(
+    value: Any, config: GatewayConfig, model: ModelInfo, *, may_be_empty: bool = False
+) -> list[PromptInput]:
     """The prompts of a completion: a text, ids, or a list of either. Raises FieldError that names the position."""
+    if may_be_empty and (value is None or value == "" or value == []):
+        return [[]]
     if isinstance(value, str):
         return [_checked_text(value, "prompt")]
     if not isinstance(value, list):
@@ -91,6 +98,10 @@ class CheckedOptions:
     has_seed: bool
     stops: tuple[str, ...]
     wants_logprobs: bool
+    num_returned: int
+    """Choices per prompt in the answer: the best of `params.n`."""
+    branch: BranchPoint | None
+    keep_s: float
 
 
 def check_options(
@@ -101,20 +112,27 @@ def check_options(
         raise FieldError("stream_options", "stream_options: is only allowed with stream", "invalid_value")
     if isinstance(request, CompletionRequest):
         num_logprobs, max_tokens = request.logprobs, request.max_tokens
-        _at_most("logprobs", num_logprobs or 0, config.max_logprobs)
+        at_most("logprobs", num_logprobs or 0, config.max_logprobs)
     else:
         num_logprobs, max_tokens = _chat_logprobs(request, config), _chat_max_tokens(request)
     n = request.n or 1
-    _at_most("n", n, config.max_n)
-    _at_most("n", n * num_prompts, config.max_choices, "choices over all prompts")
+    at_most("n", n, config.max_n)
+    search = search_options(request, n, config) if isinstance(request, CompletionRequest) else SearchOptions(n)
+    param = "n" if search.num_generated == n else "best_of"
+    at_most(param, search.num_generated * num_prompts, config.max_choices, "choices over all prompts")
+    at_most("keep", request.keep or 0, config.max_keep_s, "seconds")
     if max_tokens is not None and max_tokens > model.max_model_len:
         raise PromptTooLongError(
             f"this model's maximum context length is {model.max_model_len} tokens, but max_tokens is {max_tokens}"
         )
-    temperature = 1.0 if request.temperature is None else float(request.temperature)
+    default_temperature = 0.0 if search.beam_width else 1.0
+    temperature = default_temperature if request.temperature is None else float(request.temperature)
+    wants_logprobs = num_logprobs is not None
+    if search.num_generated > n and num_logprobs is None:
+        num_logprobs = 0
     params = SamplingParams(
         max_tokens=max_tokens or 0,
-        n=n,
+        n=search.num_generated,
         temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
         top_p=1.0 if request.top_p is None else float(request.top_p),
         top_k=max(request.top_k or 0, 0),
@@ -122,20 +140,32 @@ def check_options(
         stop_token_ids=_stop_token_ids(request, config, model),
         ignore_eos=bool(request.ignore_eos),
         num_logprobs=num_logprobs,
+        beam_width=search.beam_width,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
     )
     default = DEFAULT_COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
-    return CheckedOptions(params, default, request.seed is not None, _stops(request, config), num_logprobs is not None)
+    return CheckedOptions(
+        params,
+        default,
+        request.seed is not None,
+        _stops(request, config),
+        wants_logprobs,
+        num_returned=n,
+        branch=_branch_point(request),
+        keep_s=float(request.keep or 0),
+    )
 
 
-def _at_most(param: str, value: int, limit: int, what: str = "") -> None:
-    if value > limit:
-        raise FieldError(param, f"{param}: {value} {what}{' ' if what else ''}is above the limit of {limit}")
+def _branch_point(request: CompletionRequest | ChatRequest) -> BranchPoint | None:
+    branch = request.branch if isinstance(request, CompletionRequest) else None
+    return BranchPoint(request_id_of(branch.id), branch.choice, branch.num_tokens) if branch else None
 
 
 def _chat_logprobs(request: ChatRequest, config: GatewayConfig) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
         raise FieldError("top_logprobs", "top_logprobs: is only allowed with logprobs", "invalid_value")
-    _at_most("top_logprobs", request.top_logprobs or 0, config.max_logprobs)
+    at_most("top_logprobs", request.top_logprobs or 0, config.max_logprobs)
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
@@ -149,18 +179,18 @@ def _chat_max_tokens(request: ChatRequest) -> int | None:
 
 def _stops(request: GenerationRequest, config: GatewayConfig) -> tuple[str, ...]:
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    _at_most("stop", len(stops), config.max_stop_strings, "stop strings")
+    at_most("stop", len(stops), config.max_stop_strings, "stop strings")
     for index, stop in enumerate(stops):
         param = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
         if not stop:
             raise FieldError(param, f"{param}: must not be empty", "invalid_value")
-        _at_most(param, len(stop), config.max_stop_chars, "characters")
+        at_most(param, len(stop), config.max_stop_chars, "characters")
     return tuple(stops)
 
 
 def _stop_token_ids(request: GenerationRequest, config: GatewayConfig, model: ModelInfo) -> tuple[int, ...]:
     ids = request.stop_token_ids or []
-    _at_most("stop_token_ids", len(ids), config.max_stop_token_ids, "ids")
+    at_most("stop_token_ids", len(ids), config.max_stop_token_ids, "ids")
     check_token_ids(ids, "stop_token_ids", model.vocab_size)
     return tuple(ids)
 
@@ -170,9 +200,9 @@ def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, m
 
     Raises FieldError for no tokens or ids that the model does not have, PromptTooLongError if it does not fit.
     """
-    if not token_ids:
+    if not token_ids and options.branch is None:
         raise FieldError(param, f"{param}: gives no tokens", "invalid_value")
-    if max(token_ids) >= model.vocab_size:
+    if token_ids and max(token_ids) >= model.vocab_size:
         check_token_ids(token_ids, param, model.vocab_size)
     params, num_free = options.params, model.max_model_len - len(token_ids)
     requested = params.max_tokens or 1
@@ -183,4 +213,5 @@ def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, m
         )
     max_tokens = params.max_tokens or min(options.default_max_tokens or num_free, num_free)
     seed = params.seed if options.has_seed else secrets.randbits(64)
-    return Prompt(tuple(token_ids), replace(params, max_tokens=max_tokens, seed=seed))
+    params = replace(params, max_tokens=max_tokens, seed=seed)
+    return Prompt(tuple(token_ids), params, options.branch, options.keep_s)

@@ -15,9 +15,11 @@ from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, Qu
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
+    BranchPoint,
     ChoiceFinished,
     Explain,
     Explained,
+    Forget,
     GatewayMessage,
     ModelInfo,
     RequestStarted,
@@ -47,17 +49,31 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     params: SamplingParams
+    branch: BranchPoint | None = None
+    """The tokens come after it."""
+    keep_s: float = 0.0
+    """Seconds for which the choices can be branched from after their end."""
 
 
 class _Part:
     """One prompt of a generation: a request on the stream."""
 
-    __slots__ = ("first_choice", "generation", "is_started", "open_choices", "prompt_index", "request_no")
+    __slots__ = (
+        "first_choice",
+        "generation",
+        "is_started",
+        "num_prompt_tokens",
+        "open_choices",
+        "prompt",
+        "request_no",
+    )
 
-    def __init__(self, generation: Generation, request_no: int, prompt_index: int, n: int) -> None:
+    def __init__(self, generation: Generation, request_no: int, prompt_index: int, prompt: Prompt) -> None:
+        n = prompt.params.n
         self.generation = generation
         self.request_no = request_no
-        self.prompt_index = prompt_index
+        self.prompt = prompt
+        self.num_prompt_tokens = len(prompt.token_ids)
         self.first_choice = prompt_index * n
         self.open_choices = set(range(n))
         self.is_started = False
@@ -108,15 +124,25 @@ class Generation:
         events, self._events = self._events, []
         return events
 
-    def abort_choice(self, choice: int) -> None:
-        """Give up one choice, whose text has come to an end before its tokens did."""
+    def abort_choice(self, choice: int, num_tokens: int) -> None:
+        """Give up one choice, whose text has come to an end after `num_tokens` tokens, before its tokens did."""
         part = self._parts[choice // self._n]
-        self._client._abort_choice(part, choice % self._n)
+        self._client._abort_choice(part, choice % self._n, num_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Over all prompts, with the tokens shared with a branch point once they are known."""
+        return sum(part.num_prompt_tokens for part in self._parts)
 
     @property
     def is_started(self) -> bool:
         """All prompts have had their blocks."""
         return all(part.is_started for part in self._parts)
+
+    @property
+    def must_give_tokens(self) -> bool:
+        """Tokens come one by one from now on; those of a beam search come at its end."""
+        return self.is_started and not any(part.prompt.params.beam_width for part in self._parts)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -177,14 +203,30 @@ class SchedulerClient:
         generation = Generation(self, len(prompts), n)
         generation.last_news_s = asyncio.get_running_loop().time()
         for index, prompt in enumerate(prompts):
-            part = _Part(generation, self._next_request_no, index, n)
+            part = _Part(generation, self._next_request_no, index, prompt)
             self._next_request_no += 1
             generation._parts.append(part)
             self._parts[part.request_no] = part
             self._idle.clear()
             part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            self._link.send(Submit(part.request_no, part_id, prompt.token_ids, prompt.params, cache_salt))
+            self._link.send(
+                Submit(
+                    part.request_no,
+                    part_id,
+                    prompt.token_ids,
+                    prompt.params,
+                    cache_salt,
+                    branch=prompt.branch,
+                    keep_s=prompt.keep_s,
+                )
+            )
         return generation
+
+    def forget(self, request_id: str, cache_salt: bytes) -> None:
+        """Give up what a request keeps for branches. Raises NotReadyError."""
+        if self._link is None:
+            raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
+        self._link.send(Forget(request_id, cache_salt))
 
     async def explain(self, request_id: str) -> bytes:
         """What happened to a request, as JSON; empty if the scheduler does not know it. Raises NotReadyError."""
@@ -267,6 +309,7 @@ class SchedulerClient:
         for started in batch.started:
             if part := parts.get(started.request_no):
                 part.is_started = True
+                part.num_prompt_tokens = max(part.num_prompt_tokens, started.num_prompt_tokens)
                 part.generation.num_cached_tokens += started.num_cached_tokens
                 part.generation._events.append((part.first_choice, started))
                 touched.add(part.generation)
@@ -292,9 +335,9 @@ class SchedulerClient:
         if not part.open_choices and self._remove(part.request_no) is not None:
             part.generation._num_open_parts -= 1
 
-    def _abort_choice(self, part: _Part, choice_index: int) -> None:
+    def _abort_choice(self, part: _Part, choice_index: int, num_tokens: int) -> None:
         if choice_index in part.open_choices and part.request_no in self._parts:
-            self._send(Abort(part.request_no, choice_index))
+            self._send(Abort(part.request_no, choice_index, num_tokens if part.prompt.keep_s else None))
             self._close_choice(part, choice_index)
 
     def _abandon(self, generation: Generation) -> None:
@@ -323,7 +366,7 @@ class SchedulerClient:
             await asyncio.sleep(_DEADLINE_CHECK_S)
             now_s = asyncio.get_running_loop().time()
             for generation in {part.generation for part in self._parts.values()}:
-                limit_s = self._token_timeout_s if generation.is_started else self._queue_timeout_s
+                limit_s = self._token_timeout_s if generation.must_give_tokens else self._queue_timeout_s
                 if now_s - generation.last_news_s > limit_s:
                     state = "gave no token" if generation.is_started else "found no room for the prompt"
                     self._fail(generation, NotReadyError(f"the scheduler {state} within {limit_s} s"))

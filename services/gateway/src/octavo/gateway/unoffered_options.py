@@ -26,7 +26,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "detokenize": (True,),
-    "early_stopping": (False,),
     "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -35,7 +34,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logit_bias": ({},),
     "logits_processors": ([],),
     "lora_request": (),
@@ -50,7 +48,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 
@@ -60,21 +57,24 @@ COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "suffix": ("",),
 }
-"""Values that pass, besides null. `best_of` also passes where it equals `n`."""
+"""Values that pass, besides null."""
 
 CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
+    "best_of": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "early_stopping": (False,),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True, False),
+    "length_penalty": (1,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -85,10 +85,11 @@ CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""The same for chat."""
+"""The same for chat. `best_of` also passes where it equals `n`."""
 
 
 def without_unoffered(body: dict[str, Any], options: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -97,13 +98,10 @@ def without_unoffered(body: dict[str, Any], options: dict[str, tuple[Any, ...]])
     for name, value in body.items():
         if name in IGNORED:
             continue
-        if name == "best_of":
-            accepted: tuple[Any, ...] = (body.get("n") or 1,)
-        elif name in options:
-            accepted = options[name]
-        else:
+        if name not in options:
             kept[name] = value
             continue
+        accepted = (body.get("n") or 1,) if name == "best_of" else options[name]
         if value is not None and not any(_is_same(value, neutral) for neutral in accepted):
             raise FieldError(name, f"{name} is not supported", "unsupported_parameter")
     return kept

@@ -33,6 +33,14 @@ class BlockKey(NamedTuple):
     """The bytes that were hashed. They are compared on a hit, so that equal digests alone share nothing."""
 
 
+UNKNOWN_KEY = BlockKey(b"", b"")
+"""Of a block before one that was found again after a restart. Nothing is found by it."""
+
+
+def digest_of(key: BlockKey) -> bytes:
+    return key.digest
+
+
 def sha256(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 

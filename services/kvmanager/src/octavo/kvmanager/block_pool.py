@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
-from octavo.kvmanager.block_hash import BlockKey
+from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.catalogue import Catalogue
+from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from octavo.kvmanager.stats import KvStats
 
 
@@ -49,6 +50,9 @@ class BlockPool:
         self._catalogue = catalogue
         self.fences = [0] * num_blocks
         self.keys: list[BlockKey | None] = [None] * num_blocks
+        self.parents: list[BlockKey | None] = [None] * num_blocks
+        """Key of the block before it in its prefix. Means something only where there is a key."""
+        self.events = PoolEvents()
         self.free = list(range(num_blocks - 1, -1, -1))
         """A stack: the next one to hand out is the last."""
         self.cached: OrderedDict[int, None] = OrderedDict()
@@ -127,13 +131,26 @@ class BlockPool:
         self.states[block_id] = BlockState.FREE
         self.free.append(block_id)
 
-    def publish(self, block_id: int, key: BlockKey) -> None:
-        """Make an active block findable. The first publisher of a digest wins: later ones stay without a key."""
+    def publish(self, block_id: int, key: BlockKey, parent: BlockKey | None = None) -> None:
+        """Make an active block findable. The first publisher of a digest wins: later ones stay without a key.
+
+        `parent`: key of the block before it, None for the first of a sequence.
+        """
         if self.keys[block_id] is None and key.digest not in self.digest_to_block:
             self.keys[block_id] = key
             self.digest_to_block[key.digest] = block_id
+            self.parents[block_id] = parent
             if self._catalogue is not None:
                 self._catalogue.put(block_id, key)
+            if self.events.is_recording:
+                parent_digest = b"" if parent is None else digest_of(parent)
+                self.events.record(PoolEvent(EventKind.STORED, Tier.DEVICE, block_id, digest_of(key), parent_digest))
+
+    def published_parent(self, block_id: int) -> int:
+        """The block that can be found by the key of a published block's parent; -1 if there is none."""
+        parent = self.parents[block_id]
+        found = self.find(parent) if parent is not None else None
+        return -1 if found is None else found
 
     def release(self, block_ids: Sequence[int], last_step: int) -> None:
         """Drop one reference from each block and raise its fence to `last_step`.
@@ -226,6 +243,8 @@ class BlockPool:
             assert key is not None
             del self.digest_to_block[key.digest]
             self.keys[block_id] = None
+            if self.events.is_recording:
+                self.events.record(PoolEvent(EventKind.EVICTED, Tier.DEVICE, block_id, digest_of(key), b""))
             yield block_id
 
     def _take_credit(self, block_id: int) -> None:

@@ -60,8 +60,9 @@ class BlockTables:
     def fork(self, fork: Fork) -> Forked:
         """Share the parent's full blocks; a block that `num_tokens` fills in part is copied into a new one.
 
-        The child knows the tokens that the manager knows of the parent, up to `num_tokens`. LATER if the copy finds no
-        available block. Raises ProtocolError if the parent holds no table or a shorter one, or if the child has one.
+        The child knows the tokens that the manager knows of the parent, up to `num_tokens`. LATER if there are too few
+        available blocks for the copy and for `num_table_tokens`. Raises ProtocolError if the parent holds no table or a
+        shorter one, or if the child has one.
         """
         parent = self.table(fork.parent_id)
         if fork.child_id in self._tables:
@@ -72,19 +73,20 @@ class BlockTables:
                 f"fork of sequence {fork.parent_id} at {fork.num_tokens} tokens; its table has {len(parent.block_ids)}"
                 f" blocks of {self._block_size}"
             )
-        tail = self._blocks.allocate(1 if num_tail_tokens else 0)
-        if tail is None:
+        num_blocks = -(-max(fork.num_tokens, fork.num_table_tokens) // self._block_size)
+        new = self._blocks.allocate(num_blocks - num_full_blocks)
+        if new is None:
             return Forked(fork.child_id, Verdict.LATER)
         shared = parent.block_ids[:num_full_blocks]
         for block_id in shared:
             self._blocks.pin(block_id)
         child = BlockTable(
-            block_ids=[*shared, *tail],
+            block_ids=[*shared, *new],
             chain=parent.chain.fork(fork.num_tokens),
             num_published_blocks=min(parent.num_published_blocks, num_full_blocks),
         )
         self._tables[fork.child_id] = child
-        copy = self._copy(parent.block_ids[num_full_blocks], tail[0]) if tail else None
+        copy = self._copy(parent.block_ids[num_full_blocks], new[0]) if num_tail_tokens else None
         return Forked(fork.child_id, Verdict.OK, tuple(child.block_ids), self.generations(child), copy)
 
     def _copy(self, source_id: int, target_id: int) -> BlockCopy:
@@ -127,7 +129,8 @@ class BlockTables:
         if publication.new_token_ids:
             table.chain.append(publication.new_token_ids)
         for index in range(table.num_published_blocks, num_full_blocks):
-            self._blocks.publish(table.block_ids[index], table.chain.key(index))
+            parent = table.chain.key(index - 1) if index else None
+            self._blocks.publish(table.block_ids[index], table.chain.key(index), parent)
         table.num_published_blocks = max(table.num_published_blocks, num_full_blocks)
 
     def release(self, sequence_id: int, last_step: int) -> None:

@@ -43,6 +43,7 @@ class Catalogue:
         self.is_restored = is_restored
         """The file was there, of the same life of the pool."""
         self._mapping = mapping
+        self._unwritten: list[tuple[int, int, BlockKey]] = []
         begin = _HEADER_BYTES
         self._records_begin = begin + 4 * opening.num_blocks
         self._record_bytes = _record_bytes(opening.block_size)
@@ -50,17 +51,22 @@ class Catalogue:
         """block_id |-> its generation. What is written here is in the file."""
 
     def put(self, block_id: int, key: BlockKey) -> None:
-        """The block holds this, at its present generation."""
-        digest, content = key
-        size = _RECORD.size + len(content)
-        if len(digest) > _DIGEST_BYTES or size > self._record_bytes:
-            return
-        begin = self._begin(block_id)
-        head = _RECORD.pack(self.generations[block_id], len(digest), len(content), digest)
-        self._mapping[begin : begin + size] = head + content
+        """The block holds this, at its present generation. In the file after `write`."""
+        self._unwritten.append((block_id, self.generations[block_id], key))
+
+    def write(self) -> None:
+        """Write the records that were put, off the way of a reply: one that is lost is a miss."""
+        for block_id, generation, (digest, content) in self._unwritten:
+            size = _RECORD.size + len(content)
+            if len(digest) <= _DIGEST_BYTES and size <= self._record_bytes:
+                begin = self._begin(block_id)
+                head = _RECORD.pack(generation, len(digest), len(content), digest)
+                self._mapping[begin : begin + size] = head + content
+        self._unwritten.clear()
 
     def forget(self, block_id: int) -> None:
         """The block is found by its content no more."""
+        self.write()
         begin = self._begin(block_id)
         self._mapping[begin : begin + _RECORD.size] = bytes(_RECORD.size)
 
@@ -127,7 +133,8 @@ class CatalogueFolder:
                 return Catalogue(mapping, opening, is_restored=True)
         # A new file, since a pool of this process may still have the old one mapped.
         fresh = path.with_suffix(".new")
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(_HEADER.pack(_MAGIC, opening.epoch, *life))
             file.truncate(size)
         fresh.replace(path)
@@ -136,7 +143,7 @@ class CatalogueFolder:
     def _lock(self, pool_id: str) -> None:
         if pool_id in self._locks:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._path(pool_id).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

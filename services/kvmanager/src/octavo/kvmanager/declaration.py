@@ -7,7 +7,7 @@ from collections import Counter
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import DeclarePool
-from octavo.kvmanager.block_hash import BlockHasher, TokenChain
+from octavo.kvmanager.block_hash import UNKNOWN_KEY, BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
@@ -74,4 +74,4 @@ def _restore_keys(blocks: BlockPool, hasher: BlockHasher, catalogue: Catalogue, 
     for block_id in range(blocks.num_blocks):
         key = catalogue.key(block_id, hasher.digest)
         if key is not None and block_id not in granted:
-            blocks.publish(block_id, key)
+            blocks.publish(block_id, key, UNKNOWN_KEY)

@@ -78,6 +78,11 @@ class Pool:
         self._is_declared = True
         rebuild(self.blocks, self.tables, self._hasher, self._catalogue, declaration)
 
+    def write_catalogue(self) -> None:
+        """To be called when the answer to a message is on its way."""
+        if self._catalogue is not None:
+            self._catalogue.write()
+
     def apply(self, request: KvRequest) -> KvReply:
         """Apply one message, item by item in the order of its fields, each whole or not at all.
 

@@ -59,6 +59,7 @@ class KvManagerServer:
         self._settings = settings
         self.catalogues = catalogues
         self._leases: dict[str, _Lease] = {}
+        self._num_lives = 0
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
 
@@ -96,6 +97,8 @@ class KvManagerServer:
         if lease is None or not is_resumed:
             lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
             self._leases[opening.pool_id] = lease
+            self._num_lives += 1
+            lease.pool.blocks.events.life = (self.boot_epoch + self._num_lives) % 2**64
         lease.stream = stream
         log.info(
             "pool resumed" if is_resumed else "pool opened",
@@ -130,6 +133,8 @@ class _Stream:
         try:
             for answer in self._answers(message):
                 self._link.send(answer)
+            if self._lease is not None:
+                self._lease.pool.write_catalogue()
         except OctavoError as error:
             log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
             self._link.close()

@@ -1,14 +1,27 @@
-"""The unary calls of the KV manager. See proto/octavo/v1/kvmanager_service.proto."""
+"""The calls of the KV manager beside the stream of steps. See proto/octavo/v1/kvmanager_service.proto."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import grpc
 
-from octavo.kvmanager.ledger import violations
+from octavo.common.codecs.arrays import pack_int32, pack_int64
+from octavo.common.codecs.kv_reply import counts_to_proto
+from octavo.common.errors import OverloadedLinkError
+from octavo.kvmanager.event_stream import Batch, follow
+from octavo.kvmanager.inspection import ledger_violations, pool_map, prefix_nodes, tables_after
+from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.server import KvManagerServer
 from octavo.v1 import kvmanager_service_pb2 as pb
+
+MAX_BLOCKS = 16_384
+"""Blocks in one answer."""
+MAX_NODES = 2_048
+"""Nodes of the prefix tree in one answer."""
+_WRITE_TIMEOUT_S = 10.0
+"""For a watcher to take one batch."""
 
 
 class KvManagerServicer:
@@ -18,31 +31,121 @@ class KvManagerServicer:
         self._server = server
 
     async def InspectPool(self, request: pb.InspectPoolRequest, context: Any) -> pb.InspectPoolResponse:
-        """See kvmanager_service.proto. Reads every block on the event loop: 90 ms for a pool of 55,712."""
-        pool = self._server.find_pool(request.pool_id)
-        if pool is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool_id!r} is open")
-            raise AssertionError("abort raises")
-        counts = pool.blocks.counts()
-        return pb.InspectPoolResponse(
+        """See kvmanager_service.proto."""
+        pool = await self._pool(request.pool_id, context)
+        response = pb.InspectPoolResponse(
             pool_id=pool.pool_id,
-            counts=pb.PoolCounts(
-                free=counts.free,
-                granted=counts.granted,
-                active=counts.active,
-                cached=counts.cached,
-                quarantined=counts.quarantined,
-            ),
+            counts=counts_to_proto(pool.blocks.counts()),
             num_sequences=len(pool.tables),
-            violations=violations(pool),
+            num_blocks=pool.blocks.num_blocks,
+            block_size=pool.block_size,
+            life=pool.blocks.events.life,
+            acknowledged_step=pool.blocks.acknowledged_step,
+        )
+        if not request.skip_ledger:
+            response.violations.extend(await ledger_violations(pool))
+        return response
+
+    async def GetPoolMap(self, request: pb.GetPoolMapRequest, context: Any) -> pb.GetPoolMapResponse:
+        """See kvmanager_service.proto."""
+        pool = await self._pool(request.pool_id, context)
+        found = pool_map(pool, request.first_block, min(request.num_blocks or MAX_BLOCKS, MAX_BLOCKS))
+        return pb.GetPoolMapResponse(
+            first_block=request.first_block,
+            num_blocks=pool.blocks.num_blocks,
+            states=bytes(found.states),
+            ref_counts=pack_int32(found.ref_counts),
+            generations=pack_int32(found.generations),
+            owners=pack_int64(found.owners),
+            is_published=bytes(found.is_published),
         )
 
+    async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
+        """See kvmanager_service.proto."""
+        pool = await self._pool(request.pool_id, context)
+        tables = tables_after(pool, request.after_sequence_id, MAX_BLOCKS)
+        return pb.ListTablesResponse(
+            tables=[
+                pb.SequenceTable(
+                    sequence_id=table.sequence_id,
+                    block_ids=pack_int32(table.block_ids),
+                    num_known_tokens=table.num_known_tokens,
+                    num_published_blocks=table.num_published_blocks,
+                )
+                for table in tables
+            ],
+            has_more=bool(tables) and any(sequence_id > tables[-1].sequence_id for sequence_id, _ in pool.tables),
+        )
+
+    async def ListPrefixes(self, request: pb.ListPrefixesRequest, context: Any) -> pb.ListPrefixesResponse:
+        """See kvmanager_service.proto."""
+        pool = await self._pool(request.pool_id, context)
+        nodes, next_block = prefix_nodes(pool, request.first_block, MAX_NODES)
+        return pb.ListPrefixesResponse(
+            block_ids=pack_int32([node.block_id for node in nodes]),
+            parent_ids=pack_int32([node.parent_id for node in nodes]),
+            depths=pack_int32([node.depth for node in nodes]),
+            ref_counts=pack_int32([node.ref_count for node in nodes]),
+            next_block=next_block if next_block < pool.blocks.num_blocks else 0,
+        )
+
+    async def WatchEvents(self, request: pb.WatchEventsRequest, context: Any) -> None:
+        """See kvmanager_service.proto."""
+        pool_id = (await self._pool(request.pool_id, context)).pool_id
+        batches = follow(lambda: self._server.find_pool(pool_id), request.life, request.after)
+        try:
+            async for batch in batches:
+                await asyncio.wait_for(context.write(_batch_to_proto(batch)), _WRITE_TIMEOUT_S)
+        except OverloadedLinkError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+        except TimeoutError:
+            message = f"nothing was read for {_WRITE_TIMEOUT_S} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+    async def _pool(self, pool_id: str, context: Any) -> Pool:
+        pool = self._server.find_pool(pool_id)
+        if pool is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {pool_id!r} is open")
+            raise AssertionError("abort raises")
+        return pool
+
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the unary calls alone: the link layer serves the stream of the same service."""
-        inspect_pool = grpc.unary_unary_rpc_method_handler(
-            self.InspectPool,
-            request_deserializer=pb.InspectPoolRequest.FromString,
-            response_serializer=pb.InspectPoolResponse.SerializeToString,
+        """Add these calls alone: the link layer serves the stream of steps."""
+        unary: list[tuple[Any, Any, Any]] = [
+            (self.InspectPool, pb.InspectPoolRequest, pb.InspectPoolResponse),
+            (self.GetPoolMap, pb.GetPoolMapRequest, pb.GetPoolMapResponse),
+            (self.ListTables, pb.ListTablesRequest, pb.ListTablesResponse),
+            (self.ListPrefixes, pb.ListPrefixesRequest, pb.ListPrefixesResponse),
+        ]
+        handlers = {
+            method.__name__: grpc.unary_unary_rpc_method_handler(
+                method, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
+            )
+            for method, asked, answer in unary
+        }
+        handlers["WatchEvents"] = grpc.unary_stream_rpc_method_handler(
+            self.WatchEvents,
+            request_deserializer=pb.WatchEventsRequest.FromString,
+            response_serializer=pb.EventBatch.SerializeToString,
         )
         service = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"InspectPool": inspect_pool}),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _batch_to_proto(batch: Batch) -> pb.EventBatch:
+    return pb.EventBatch(
+        life=batch.life,
+        last=batch.last,
+        is_snapshot=batch.is_snapshot,
+        has_more=batch.has_more,
+        events=[
+            pb.PoolEvent(
+                kind=cast("pb.EventKind.ValueType", int(event.kind)),
+                tier=cast("pb.Tier.ValueType", int(event.tier)),
+                block_id=event.block_id,
+                digest=event.digest,
+                parent_digest=event.parent,
+            )
+            for event in batch.events
+        ],
+    )

@@ -102,9 +102,19 @@ class BlockAccount:
         self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        fork = Fork(parent.sequence_id, child.sequence_id, num_tokens)
+        """The child shares `num_tokens` positions, and asks for blocks for its other tokens if they are a prompt."""
+        child.num_shared_tokens = num_tokens
+        self.share_told(parent, child)
+        num_tokens_left = len(child.token_ids) - num_tokens
+        num_table_tokens = len(child.token_ids) if num_tokens_left > 1 else 0
+        fork = Fork(parent.sequence_id, child.sequence_id, num_tokens, num_table_tokens)
         self._forks.append(fork)
         self.open_forks[child.sequence_id] = fork
+
+    def share_told(self, parent: Sequence, child: Sequence) -> None:
+        """What the KV manager knows of the parent, it knows of the child, up to the shared tokens."""
+        child.num_told_tokens = min(parent.num_told_tokens, child.num_shared_tokens)
+        child.num_published_blocks = min(parent.num_published_blocks, child.num_shared_tokens // self.block_size)
 
     def release(self, sequence: Sequence, last_step: int) -> None:
         """`last_step`: the last step launched so far, which may still write to the sequence's blocks."""

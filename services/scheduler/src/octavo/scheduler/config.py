@@ -40,6 +40,9 @@ class SchedulerConfig(ServiceConfig):
     max_num_choices: int = Field(default=1024, ge=1)
     """Largest `n` of a request."""
 
+    max_num_kept: int = Field(default=256, ge=0)
+    """Choices kept after their end for branches; the oldest go first. Their blocks go when others need them."""
+
     pipeline_depth: int = Field(default=2, ge=1, le=4)
     """Steps on their way at once. 1 waits for each result, 2 hides the way to the worker and back."""
 

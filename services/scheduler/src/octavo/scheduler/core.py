@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 
 from octavo.common.errors import (
     InternalError,
-    InvalidRequestError,
     MessageGapError,
     NotReadyError,
     NumericError,
     OctavoError,
     PromptTooLongError,
     QueueFullError,
-    TokenOutOfRangeError,
 )
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
     FinishReason,
+    Forget,
     ModelInfo,
     RequestFailed,
     RequestStarted,
@@ -36,7 +35,9 @@ from octavo.common.messages.generation import (
 )
 from octavo.common.messages.kv import Admitted, BlockCopy, DeclarePool, Forked, KvReply, KvRequest, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
+from octavo.scheduler.beams import Beams, answer_tokens
 from octavo.scheduler.block_account import BlockAccount
+from octavo.scheduler.branches import KeptChoices, SharedTokens, find_shared_tokens
 from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
 from octavo.scheduler.queues import Slots, WaitingQueue
@@ -46,6 +47,7 @@ from octavo.scheduler.sequence import Request, Sequence, SequenceState
 from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
+from octavo.scheduler.submit_check import check_submit
 
 _NEVER_FULL = 2**62
 _NO_LOGPROBS: tuple[TokenLogprobs | None, ...] = ()
@@ -58,6 +60,7 @@ class CoreSettings:
     max_num_batched_tokens: int = 2048
     max_num_waiting: int = 4096
     max_num_choices: int = 1024
+    max_num_kept: int = 256
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
@@ -88,6 +91,8 @@ class SchedulerCore:
         self._settings = settings
         self._requests: dict[tuple[int, int], Request] = {}
         self._waiting = WaitingQueue()
+        self._kept = KeptChoices(settings.max_num_kept)
+        self._now = 0.0
         self._sequence_ids = itertools.count(1)
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
@@ -162,13 +167,12 @@ class SchedulerCore:
         self.stats.num_pool_losses += 1
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
         self._forget_pool()
+        for sequence in self._kept.with_blocks:
+            sequence.state = SequenceState.FINISHED
         for sequence in interrupted:
             self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
-            if sequence.is_aborted:
-                sequence.state = SequenceState.FINISHED
-            else:
-                self._waiting.push(sequence)
+            self._requeue(sequence)
 
     def declare(self) -> DeclarePool:
         """What a KV manager must be told that knows nothing of the pool, which is as it was.
@@ -179,17 +183,22 @@ class SchedulerCore:
         for sequence in list(self._admitting.values()):
             self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
         self._allocatable_at_later = None
+        holders = {sequence.sequence_id: sequence for sequence in self._holders()}
         for fork in list(self._account.open_forks.values()):
-            parent = self._running.get(fork.parent_id)
+            parent = holders.get(fork.parent_id)
             if parent is None or parent.num_computed_tokens < fork.num_tokens:
                 del self._account.open_forks[fork.child_id]
                 self._on_forked(Forked(fork.child_id, Verdict.LATER))
-        return self._account.declare(
-            self._running.values(),
-            self._last_launched,
-            self._last_acknowledged,
-            publishes=self._settings.prefix_cache,
+        declaration = self._account.declare(
+            self._holders(), self._last_launched, self._last_acknowledged, publishes=self._settings.prefix_cache
         )
+        for fork in self._account.open_forks.values():
+            self._account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
+        return declaration
+
+    def _holders(self) -> list[Sequence]:
+        """The sequences that hold blocks which the KV manager knows of."""
+        return [*self._running.values(), *self._kept.with_blocks]
 
     def restart_step_clock(self, now: float) -> None:
         """The worker is back: the time of its steps on their way counts from now."""
@@ -207,29 +216,38 @@ class SchedulerCore:
         """A new request, checked once more: nothing that could break a step gets in."""
         self.stats.num_requests += 1
         try:
-            self._check(submit)
+            model, shared = self._check(submit)
         except OctavoError as error:
             self.stats.num_failed_requests += 1
             self._batch(gateway_id).failed.append(RequestFailed(submit.request_no, error.reason, error.message))
             self.log.refused(submit, error)
             return
+        prompt = [*(shared.token_ids if shared else ()), *submit.prompt_token_ids]
         request = Request(
             gateway_id=gateway_id,
             request_no=submit.request_no,
             request_id=submit.request_id,
             params=submit.params,
-            num_prompt_tokens=len(submit.prompt_token_ids),
+            num_prompt_tokens=len(prompt),
             salt=submit.cache_salt,
+            keep_s=submit.keep_s,
             has_fanned_out=submit.params.n == 1,
         )
         self._rules.apply_to(request)
-        leader = self._new_sequence(request, 0, next(self._arrivals), list(submit.prompt_token_ids))
+        leader = self._new_sequence(request, 0, next(self._arrivals), prompt)
         request.live = dict.fromkeys(range(submit.params.n))
-        request.live[0] = leader
         request.leader = leader
+        if submit.params.beam_width:
+            request.has_fanned_out = leader.is_host_fed = True
+            request.beams = Beams(self._rules.beam_group(request), leader, model.vocab_size)
+        else:
+            request.live[0] = leader
         self._requests[gateway_id, submit.request_no] = request
-        self.stats.num_prompt_tokens += len(submit.prompt_token_ids)
-        self._waiting.push(leader)
+        self.stats.num_prompt_tokens += len(prompt)
+        if shared is None:
+            self._waiting.push(leader)
+        else:
+            self._fork_or_queue(shared.parent, leader, min(shared.num_computed, len(prompt) - 1))
 
     def on_abort(self, gateway_id: int, abort: Abort) -> None:
         request = self._requests.get((gateway_id, abort.request_no))
@@ -238,7 +256,19 @@ class SchedulerCore:
         for choice_index in list(request.live) if abort.choice_index is None else [abort.choice_index]:
             if choice_index in request.live:
                 self.stats.num_aborted_choices += 1
-                self._end_choice(request, choice_index, Ending(FinishReason.ABORT))
+                sequence, num_output_tokens = request.live[choice_index], abort.num_output_tokens
+                if sequence is not None and num_output_tokens is not None:
+                    sequence.cut_output(num_output_tokens)
+                is_kept = num_output_tokens is not None
+                self._end_choice(request, choice_index, Ending(FinishReason.ABORT), is_kept=is_kept)
+
+    def on_forget(self, forget: Forget) -> None:
+        """Let go of what the request keeps, and keep nothing of it if it is alive."""
+        for request in self._requests.values():
+            if request.request_id == forget.request_id and request.salt == forget.cache_salt:
+                request.keep_s = 0.0
+        for sequence in self._kept.forget(forget.cache_salt, forget.request_id):
+            self._let_go(sequence)
 
     def on_gateway_lost(self, gateway_id: int) -> None:
         """Its requests end, and nobody is told."""
@@ -246,30 +276,18 @@ class SchedulerCore:
             self.on_abort(gateway_id, Abort(request.request_no))
         self._batches.pop(gateway_id, None)
 
-    def _check(self, submit: Submit) -> None:
-        model, params = self.model, submit.params
-        if model is None:
+    def _check(self, submit: Submit) -> tuple[ModelInfo, SharedTokens | None]:
+        """The model, and what the request shares with the choice that it branches from."""
+        if self.model is None:
             raise NotReadyError("no worker has loaded a model yet")
         if (num_waiting := len(self._waiting)) >= self._settings.max_num_waiting:
             raise QueueFullError(f"{num_waiting} sequences wait; try again later")
-        prompt = submit.prompt_token_ids
-        if not prompt:
-            raise InvalidRequestError("the prompt has no tokens")
-        if min(prompt) < 0 or max(prompt) >= model.vocab_size:
-            place = next(place for place, token_id in enumerate(prompt) if not 0 <= token_id < model.vocab_size)
-            raise TokenOutOfRangeError(f"prompt token {place} is {prompt[place]}; ids end at {model.vocab_size - 1}")
-        if not 1 <= params.n <= self._settings.max_num_choices:
-            raise InvalidRequestError(f"n is {params.n}; 1 to {self._settings.max_num_choices} are served")
-        if params.max_tokens < 1:
-            raise InvalidRequestError("max_tokens is below 1")
-        if len(prompt) + params.max_tokens > model.max_model_len:
-            raise PromptTooLongError(
-                f"{len(prompt)} prompt tokens and max_tokens {params.max_tokens} exceed {model.max_model_len}"
-            )
-        if not (0.0 <= params.temperature < float("inf") and 0.0 < params.top_p <= 1.0 and params.top_k >= 0):
-            raise InvalidRequestError("temperature, top_p or top_k is out of range")
-        if params.num_logprobs is not None and not 0 <= params.num_logprobs <= model.vocab_size:
-            raise InvalidRequestError("logprobs is out of range")
+        shared = None
+        if submit.branch is not None:
+            shared = find_shared_tokens(submit.cache_salt, submit.branch, self._requests.values(), self._kept)
+        num_shared_tokens = len(shared.token_ids) if shared else 0
+        check_submit(submit, num_shared_tokens, self.model, self._settings.max_num_choices)
+        return self.model, shared
 
     # The KV manager.
 
@@ -277,8 +295,16 @@ class SchedulerCore:
         """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
         self._account.on_reply(reply)
         for forked in reply.forked:
+            if forked.verdict is not Verdict.OK:
+                self._let_go_kept(1)
             self._on_forked(forked)
+        is_blocked = False
         for admitted in reply.admitted:
+            if admitted.verdict is Verdict.LATER and not is_blocked:
+                is_blocked = True
+                num_tokens = len(self._admitting[admitted.sequence_id].token_ids)
+                num_blocks = -(-num_tokens // self._account.block_size)
+                self._let_go_kept(num_blocks - self._account.counts.allocatable)
             self._on_admitted(admitted)
         if self._has_starved and self._account.is_dry:
             self._preempt_one()
@@ -286,9 +312,7 @@ class SchedulerCore:
     def _on_forked(self, forked: Forked) -> None:
         child = self._forking.pop(forked.child_id)
         if forked.verdict is Verdict.OK:
-            child.take_table(forked.block_ids, forked.generations, child.request.num_prompt_tokens)
-            child.num_told_tokens = child.request.num_prompt_tokens
-            child.num_published_blocks = child.num_told_tokens // self._account.block_size
+            child.take_table(forked.block_ids, forked.generations, child.num_shared_tokens)
             if forked.copy is not None:
                 self._copies.append(forked.copy)
             self._running[child.sequence_id] = child
@@ -296,6 +320,7 @@ class SchedulerCore:
                 self._leave(child, SequenceState.FINISHED)
             else:
                 self.log.runs(child)
+                self._note_start(child.request, child.num_shared_tokens)
         else:
             self.log.waits(child, WaitCause.NO_BLOCKS)
             self._back_to_queue(child)
@@ -313,11 +338,8 @@ class SchedulerCore:
                 self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
-                elif not request.has_started:
-                    request.has_started = True
-                    num_cached = min(admitted.num_cached_tokens, request.num_prompt_tokens)
-                    self.stats.num_cached_prompt_tokens += num_cached
-                    self._batch(request.gateway_id).started.append(RequestStarted(request.request_no, num_cached))
+                else:
+                    self._note_start(request, admitted.num_cached_tokens)
             case Verdict.LATER:
                 self._allocatable_at_later = self._account.counts.allocatable
                 self.log.waits(sequence, WaitCause.of(admitted.wait_reason))
@@ -328,12 +350,29 @@ class SchedulerCore:
                     num_tokens = len(sequence.token_ids)
                     self._fail(request, PromptTooLongError(f"{num_tokens} tokens exceed the whole KV-block pool"))
 
+    def _note_start(self, request: Request, num_cached_tokens: int) -> None:
+        """Tell the gateway, the first time that a sequence of the request gets its blocks."""
+        if request.has_started:
+            return
+        request.has_started = True
+        num_cached = min(num_cached_tokens, request.num_prompt_tokens)
+        self.stats.num_cached_prompt_tokens += num_cached
+        started = RequestStarted(request.request_no, num_cached, request.num_prompt_tokens)
+        self._batch(request.gateway_id).started.append(started)
+
     def _back_to_queue(self, sequence: Sequence) -> None:
         """It got no blocks."""
         self._slots.give_back(sequence.slot, is_open=False)
         sequence.drop_table()
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """It holds no blocks now, and waits for some if it needs them."""
+        beams = sequence.request.beams
         if sequence.is_aborted:
             sequence.state = SequenceState.FINISHED
+        elif beams is not None and beams.has_result(sequence):
+            sequence.state = SequenceState.PARKED
         else:
             self._waiting.push(sequence)
 
@@ -365,8 +404,8 @@ class SchedulerCore:
             backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:
-        """Take the blocks of the sequence that came last; it recomputes later."""
-        if any(sequence.state is SequenceState.LEAVING for sequence in self._running.values()):
+        """Take the blocks of a choice that is only kept, else of the sequence that came last; it recomputes later."""
+        if self._let_go_kept(1) or any(sequence.state is SequenceState.LEAVING for sequence in self._running.values()):
             return
         victim = choose_victim(self._running.values())
         if victim is None:
@@ -386,15 +425,54 @@ class SchedulerCore:
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         del self._running[sequence.sequence_id]
-        if self._copies:
-            self._copies = without_targets(self._copies, sequence.block_table)
-        self._account.release(sequence, self._last_launched)
+        self._release(sequence)
         self._slots.give_back(sequence.slot, sequence.is_open)
         if state is SequenceState.WAITING:
             sequence.drop_table()
-            self._waiting.push(sequence)
+            self._requeue(sequence)
         else:
             sequence.state = state
+
+    def _let_go_kept(self, num_blocks: int) -> bool:
+        """Take the blocks of kept choices, oldest first, until `num_blocks` or all are given up. False: none had any.
+
+        Their tokens stay.
+        """
+        has_let_go = False
+        for sequence in list(self._kept.with_blocks):
+            if has_let_go and num_blocks <= 0:
+                break
+            has_let_go = True
+            num_blocks -= len(sequence.block_table)
+            self._let_go(sequence)
+        return has_let_go
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Give up the blocks of a kept choice."""
+        if sequence.state is SequenceState.KEPT:
+            self._release(sequence)
+            sequence.state = SequenceState.FINISHED
+
+    def _release(self, sequence: Sequence) -> None:
+        if self._copies:
+            self._copies = without_targets(self._copies, sequence.block_table)
+        self._account.release(sequence, self._last_launched)
+
+    def _park_idle_beam(self) -> bool:
+        """Nothing can move, and sequences wait: take blocks and slot of a beam that only waits for its search."""
+        may_move = self._in_flight or self._admitting or self._forking or not self._account.is_settled
+        if may_move or not (self.has_worker and len(self._waiting)):
+            return False
+        beam = choose_victim(
+            sequence
+            for sequence in self._running.values()
+            if sequence.request.beams is not None and sequence.request.beams.has_result(sequence)
+        )
+        if beam is not None:
+            self.stats.num_preemptions += 1
+            self.log.preempted(beam, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
+            self._leave(beam, SequenceState.WAITING)
+        return beam is not None
 
     # The worker.
 
@@ -413,7 +491,7 @@ class SchedulerCore:
         for sequence, end, num_samples in step.rows:
             begin_sample, end_sample = end_sample, end_sample + num_samples
             sequence.num_steps_in_flight -= 1
-            if sequence.state is SequenceState.FINISHED:
+            if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
                 self.stats.num_wasted_rows += 1
                 continue
             sequence.num_computed_tokens = end
@@ -434,6 +512,8 @@ class SchedulerCore:
         sequence.num_pending_samples -= 1
         if -1 in token_ids:
             self._fail(sequence.request, NumericError("the model gave logits that are not finite"))
+        elif sequence.request.beams is not None:
+            self._on_beam_result(sequence, sequence.request.beams, logprobs[0] if logprobs else None)
         elif sequence.request.has_fanned_out:
             self._accept_token(sequence, token_ids[0], logprobs[0] if logprobs else None)
         else:
@@ -453,7 +533,7 @@ class SchedulerCore:
             return True
         ending = self._rules.ending(sequence)
         assert ending is not None
-        self._end_choice(request, sequence.choice_index, ending)
+        self._end_choice(request, sequence.choice_index, ending, is_kept=True)
         return False
 
     def _fan_out(self, leader: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]) -> None:
@@ -466,21 +546,69 @@ class SchedulerCore:
             child.state = SequenceState.FORKING
             request.live[choice_index] = child
             if self._accept_token(child, token_ids[choice_index], logprobs[choice_index] if logprobs else None):
-                self._fork_or_queue(leader, child)
+                self._fork_or_queue(leader, child, request.num_prompt_tokens)
         if 0 in request.live:
             self._accept_token(leader, token_ids[0], logprobs[0] if logprobs else None)
         elif leader.state is not SequenceState.FINISHED:
             self._leave(leader, SequenceState.FINISHED)
 
-    def _fork_or_queue(self, leader: Sequence, child: Sequence) -> None:
-        """A child shares its parent's blocks if a slot is free, else it waits like a preempted sequence."""
-        if not self._slots.num_free:
+    def _fork_or_queue(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """A child shares its parent's first `num_tokens` positions if the parent holds blocks and a slot is free.
+
+        Else it waits like a preempted sequence.
+        """
+        has_blocks = parent.state in (SequenceState.RUNNING, SequenceState.LEAVING, SequenceState.KEPT)
+        if num_tokens < 1 or not has_blocks or not self._slots.num_free:
             self._waiting.push(child)
             return
         self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
+        child.state = SequenceState.FORKING
         self._forking[child.sequence_id] = child
-        self._account.fork(leader, child, child.request.num_prompt_tokens)
+        self._account.fork(parent, child, num_tokens)
+
+    def _on_beam_result(self, beam: Sequence, beams: Beams, likeliest: TokenLogprobs | None) -> None:
+        """Move the beams on, once all have their results. Blocks of dropped ones go after those of forks are shared."""
+        request = beam.request
+        if likeliest is None:
+            self._fail(request, InternalError("the worker gave no log-probabilities to a beam search"))
+            return
+        if not beams.take_result(beam, likeliest):
+            return
+        moves = beams.move(lambda token_ids: self._new_beam(request, token_ids))
+        for sequence in moves.dropped:
+            self.log.dropped(sequence)
+            self._drop(sequence)
+        for parent, child in moves.forked:
+            self._fork_or_queue(parent, child, parent.num_computed_tokens)
+        for sequence in moves.continued:
+            if sequence.state is SequenceState.PARKED:
+                self._waiting.push(sequence)
+        if beams.group.is_over:
+            self._send_answers(request, beams)
+
+    def _new_beam(self, request: Request, token_ids: list[int]) -> Sequence:
+        beam = self._new_sequence(request, 0, request.leader.arrival_no, token_ids)
+        beam.is_host_fed = True
+        return beam
+
+    def _send_answers(self, request: Request, beams: Beams) -> None:
+        """The search is over: its best answers are the choices."""
+        prompt = request.leader.token_ids[: request.num_prompt_tokens]
+        batch = self._batch(request.gateway_id)
+        for choice_index, answer in enumerate(beams.group.answers[: request.params.n]):
+            if choice_index not in request.live:
+                continue
+            tokens = answer_tokens(request, choice_index, answer)
+            self.stats.num_output_tokens += len(tokens)
+            batch.tokens.extend(tokens)
+            sequence = self._new_sequence(request, choice_index, request.leader.arrival_no, prompt[:])
+            sequence.token_ids += [token.token_id for token in tokens]
+            sequence.state = SequenceState.FINISHED
+            self.log.token_came(sequence)
+            request.live[choice_index] = sequence
+            ending = self._rules.ending(sequence)
+            self._end_choice(request, choice_index, ending or Ending(FinishReason.LENGTH), is_kept=True)
 
     # Endings.
 
@@ -489,7 +617,8 @@ class SchedulerCore:
         self.log.arrived(sequence)
         return sequence
 
-    def _end_choice(self, request: Request, choice_index: int, ending: Ending) -> None:
+    def _end_choice(self, request: Request, choice_index: int, ending: Ending, *, is_kept: bool = False) -> None:
+        """`is_kept`: it can be branched from afterwards, if the request asks for that."""
         sequence = request.live.pop(choice_index)
         if sequence is not None:
             goes_on = bool(request.live) and not request.has_fanned_out
@@ -502,10 +631,27 @@ class SchedulerCore:
             self.log.ended(request)
             if not request.has_fanned_out:
                 sequence = request.leader
+            for beam in request.beams.sequences if request.beams is not None else ():
+                self._drop(beam)
         elif not request.has_fanned_out:
             return
-        if sequence is not None:
+        if sequence is None:
+            return
+        if is_kept and request.keep_s > 0:
+            self._keep(sequence)
+        else:
             self._drop(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """It gives up its slot. Its blocks stay, if it has any, until somebody needs them or it expires."""
+        if sequence.state in (SequenceState.RUNNING, SequenceState.LEAVING):
+            del self._running[sequence.sequence_id]
+            self._slots.give_back(sequence.slot, sequence.is_open)
+            sequence.state = SequenceState.KEPT
+        else:
+            self._drop(sequence)
+        for gone in self._kept.keep(sequence, self._now + sequence.request.keep_s):
+            self._let_go(gone)
 
     def _drop(self, sequence: Sequence) -> None:
         """Give back what the sequence holds, in whatever state it is."""
@@ -516,15 +662,16 @@ class SchedulerCore:
                 sequence.is_aborted = True
             case SequenceState.RUNNING | SequenceState.LEAVING:
                 self._leave(sequence, SequenceState.FINISHED)
-            case SequenceState.FINISHED:
+            case SequenceState.PARKED:
+                sequence.state = SequenceState.FINISHED
+            case SequenceState.KEPT | SequenceState.FINISHED:
                 pass
 
     def _fail(self, request: Request, error: OctavoError) -> None:
         self.stats.num_failed_requests += 1
         self.log.ended(request, error)
         del self._requests[request.gateway_id, request.request_no]
-        sequences = {sequence for sequence in request.live.values() if sequence is not None}
-        for sequence in sequences | ({request.leader} if not request.has_fanned_out else set()):
+        for sequence in request.sequences:
             self._drop(sequence)
         self._batch(request.gateway_id).failed.append(RequestFailed(request.request_no, error.reason, error.message))
 
@@ -536,6 +683,9 @@ class SchedulerCore:
     def advance(self, now: float) -> Outbox:
         """Launch what can be launched, and collect what is to be sent. Call it after every event."""
         outbox = Outbox()
+        self._now = now
+        for sequence in self._kept.expire(now):
+            self._let_go(sequence)
         if self._is_running:
             if self.has_worker:
                 self._launch(outbox.plans, now)
@@ -545,6 +695,8 @@ class SchedulerCore:
                 outbox.kv_request = self._account.take_request(
                     self._last_acknowledged, target, is_starving=self._has_starved
                 )
+                if outbox.kv_request is None and not outbox.plans and self._park_idle_beam():
+                    outbox.kv_request = self._account.take_request(self._last_acknowledged, target, is_starving=False)
         outbox.batches, self._batches = self._batches, {}
         if len(self._waiting):
             self.log.head_waits(self._waiting.peek(), self._why_head_waits())
@@ -586,7 +738,7 @@ class SchedulerCore:
             self._note_stall(launched=bool(plans), now=now)
 
     def _recycle(self) -> bool:
-        num_made = self._account.recycle(self._last_acknowledged, self._running.values())
+        num_made = self._account.recycle(self._last_acknowledged, self._holders())
         self.stats.num_recycled_blocks += num_made
         return num_made > 0
 

@@ -55,7 +55,9 @@ def select_rows(running: Iterable[Sequence], account: BlockAccount, max_num_batc
         num_left = num_ahead - sequence.num_launched_tokens
         if num_left > 1:
             prefills.append((sequence, num_left))
-        elif num_ahead >= sequence.request.max_len:
+        elif num_ahead >= sequence.request.max_len or (
+            sequence.is_host_fed and (num_left == 0 or sequence.num_pending_samples)
+        ):
             continue
         elif account.has_block_for(sequence, sequence.num_launched_tokens):
             rows.append((sequence, 1))
@@ -133,7 +135,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> 
     if not sequence.is_open:
         sequence.is_open = True
         sharing.open(sequence.slot, sequence.block_table)
-        params = sequence.request.params
+        params, beams = sequence.request.params, sequence.request.beams
         plan.opened_slots.append(
             OpenSlot(
                 slot=sequence.slot,
@@ -142,7 +144,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> 
                 temperature=params.temperature,
                 top_p=params.top_p,
                 top_k=params.top_k,
-                num_logprobs=params.num_logprobs,
+                num_logprobs=params.num_logprobs if beams is None else beams.num_logprobs,
             )
         )
     num_sent = sequence.num_sent_blocks

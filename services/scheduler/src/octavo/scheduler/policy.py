@@ -10,23 +10,19 @@ from octavo.scheduler.sequence import Sequence
 def share_budget(prefills: list[tuple[Sequence, int]], budget: int) -> list[tuple[Sequence, int]]:
     """Split `budget` tokens of a step among prompts that are being computed, given oldest first.
 
-    `prefills` holds (sequence, tokens left). Those that need no more than an equal share get all they need; what is
-    left goes to the others, oldest first. So a short prompt never waits for a long one to finish, and the oldest long
-    prompt still gets at least an equal share in every step.
+    `prefills` holds (sequence, tokens left). Each gets an equal share, or less if it needs less; what that leaves goes
+    to the oldest. So no prompt waits for a longer one to finish.
     """
     if not prefills or budget <= 0:
         return []
     equal_share = budget // len(prefills)
-    chosen: dict[int, int] = {}
+    chosen = [min(num_left, equal_share) for _, num_left in prefills]
+    budget -= sum(chosen)
     for index, (_, num_left) in enumerate(prefills):
-        if num_left <= equal_share:
-            chosen[index] = num_left
-            budget -= num_left
-    for index, (_, num_left) in enumerate(prefills):
-        if index not in chosen and budget > 0:
-            chosen[index] = min(num_left, budget)
-            budget -= chosen[index]
-    return [(prefills[index][0], chosen[index]) for index in sorted(chosen)]
+        extra = min(num_left - chosen[index], budget)
+        chosen[index] += extra
+        budget -= extra
+    return [(sequence, length) for (sequence, _), length in zip(prefills, chosen, strict=True) if length]
 
 
 def has_prefill_backlog(num_tokens_left: Iterable[int], budget: int) -> bool:

@@ -111,6 +111,10 @@ class RequestLog:
         """`goes_on`: its sequence still computes the prompt, for the other choices."""
         self._note(self._choice_ended, sequence.sequence_id, reason, goes_on)
 
+    def dropped(self, sequence: Sequence) -> None:
+        """A beam that none of the next ones continues."""
+        self._note(self._dropped, sequence.sequence_id)
+
     def ended(self, request: Request, error: OctavoError | None = None) -> None:
         self._note(self._request_ended, request, error)
 
@@ -238,6 +242,10 @@ class RequestLog:
             own.finish_reason = reason.name.lower()
             if not goes_on:
                 self._end(own, now)
+
+    def _dropped(self, now: float, sequence_id: int) -> None:
+        if own := self._alive(sequence_id):
+            self._end(own, now)
 
     def _end(self, own: SequenceRecord, now: float) -> None:
         self._change_wait(own, None, now)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.common.messages.generation import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.scheduler.beams import Beams
 
 _MASK_64 = 2**64 - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -38,6 +42,20 @@ class Request:
     """Prompt and output tokens at which a choice ends."""
     has_started: bool = False
     """The gateway has been told that the prompt has its blocks."""
+    beams: Beams | None = None
+    """Set for a beam search. Its sequences are there, and no choice has one."""
+    keep_s: float = 0.0
+    """Seconds for which choices can be branched from after their end."""
+
+    @property
+    def sequences(self) -> set[Sequence]:
+        """All that are alive."""
+        found = {sequence for sequence in self.live.values() if sequence is not None}
+        if self.beams is not None:
+            found.update(self.beams.sequences)
+        elif not self.has_fanned_out:
+            found.add(self.leader)
+        return found
 
 
 class SequenceState(enum.Enum):
@@ -47,7 +65,10 @@ class SequenceState(enum.Enum):
        ^           |          | |
        |<- LATER --+          | +-> LEAVING -> WAITING      (preemption)
        |                      |
-       +-- LATER -- FORKING --+                             (choices 1 to n - 1 start here)
+       +-- LATER -- FORKING --+                             (choices 1 to n - 1, beams and branches start here)
+
+    A choice that is kept goes from RUNNING to KEPT, and to FINISHED when its blocks are wanted. A beam that has its
+    result, and is preempted before its search has decided, goes to PARKED, and to WAITING once it is to go on.
     """
 
     WAITING = enum.auto()  # in the queue, holds no blocks
@@ -55,6 +76,8 @@ class SequenceState(enum.Enum):
     FORKING = enum.auto()  # has asked the KV manager to share its parent's blocks, holds a slot
     RUNNING = enum.auto()  # has blocks and a slot
     LEAVING = enum.auto()  # preempted; gives up its blocks once its steps in flight are back
+    PARKED = enum.auto()  # a beam that needs no blocks before its search decides, and holds none
+    KEPT = enum.auto()  # has ended; holds blocks and no slot
     FINISHED = enum.auto()
 
 
@@ -94,6 +117,10 @@ class Sequence:
     """Leading tokens that the KV manager knows."""
     num_published_blocks: int = 0
     num_preemptions: int = 0
+    num_shared_tokens: int = 0
+    """While FORKING: the positions that it asked to share."""
+    is_host_fed: bool = False
+    """Its next input is chosen here, from the result: no row is planned while a sample is on its way."""
     awaits_token: bool = True
     """It has given no token since it was new or got its blocks anew."""
 
@@ -110,6 +137,11 @@ class Sequence:
     def num_tokens_to_launch(self) -> int:
         """Positions that could be computed next; 1 is a decode."""
         return len(self.token_ids) + self.num_pending_samples - self.num_launched_tokens
+
+    def cut_output(self, num_output_tokens: int) -> None:
+        """Forget what was sampled after so many output tokens. The sequence gets no further row."""
+        del self.token_ids[self.request.num_prompt_tokens + num_output_tokens :]
+        self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids))
 
     @property
     def seeds(self) -> tuple[int, ...]:

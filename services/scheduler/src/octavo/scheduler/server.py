@@ -20,6 +20,7 @@ from octavo.common.messages.generation import (
     Abort,
     Explain,
     Explained,
+    Forget,
     GatewayMessage,
     ModelInfo,
     SchedulerMessage,
@@ -73,6 +74,7 @@ class SchedulerServer:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_waiting=config.max_num_waiting,
                 max_num_choices=config.max_num_choices,
+                max_num_kept=config.max_num_kept,
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
@@ -137,6 +139,8 @@ class SchedulerServer:
                 self.core.on_submit(gateway_id, message)
             case Abort():
                 self.core.on_abort(gateway_id, message)
+            case Forget():
+                self.core.on_forget(message)
             case Explain():
                 explanation = self.explain(message.request_id, for_operator=False)
                 self._gateways[gateway_id].send(Explained(message.query_no, explanation))
@@ -264,6 +268,7 @@ class SchedulerServer:
                 error = LinkClosedError(f"the KV manager has not answered within {config.kvmanager_timeout_s} s")
                 self._kvmanager.give_up(error, can_resume=True)
             self._judge_absence(now)
+            self._advance()
 
     def _judge_absence(self, now: float) -> None:
         """A short one is a pause that no client need know of; a long one fails what waits for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.common.messages.generation import FinishReason
+from octavo.scheduler.beam_search import BeamGroup
 from octavo.scheduler.sequence import Request, Sequence
 
 
@@ -41,3 +42,14 @@ class StopRules:
             is_own = last in self.eos_token_ids and not request.params.ignore_eos
             return Ending(FinishReason.STOP, None if is_own else last)
         return Ending(FinishReason.LENGTH) if len(sequence.token_ids) >= request.max_len else None
+
+    def beam_group(self, request: Request) -> BeamGroup:
+        """A search with the same ends; `apply_to` has been called."""
+        params = request.params
+        return BeamGroup(
+            width=params.beam_width,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            ending_token_ids=request.ending_ids,
+            max_output_tokens=request.max_len - request.num_prompt_tokens,
+        )

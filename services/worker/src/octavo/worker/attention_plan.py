@@ -8,11 +8,13 @@ from octavo.worker.attention import Int64Array
 
 MIN_PART = 256
 """Tokens of context below which a part is not worth a program of its own."""
+SPARE_PROGRAMS = 512
+"""Programs, of items times KV heads, that long contexts may add to a launch; about four for each multiprocessor."""
 
 
-def spare_items(num_rows: int, num_kv_heads: int) -> int:
-    """Items beyond one per row, which long contexts are split into."""
-    return max(16, (512 if num_rows <= 16 else 2048) // num_kv_heads)
+def spare_items(num_kv_heads: int) -> int:
+    """Items beyond one per row, which long contexts are split into. More of them cost more in merges than they even."""
+    return max(16, SPARE_PROGRAMS // num_kv_heads)
 
 
 def split_contexts(seq_lens: Int64Array, num_spare: int) -> tuple[Int64Array, Int64Array, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
+from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import TableDelta
 
 
@@ -80,6 +82,47 @@ class BlockTables:
                 f"block {block_id} comes at generation {generation}, while a live table lists it at {known}"
             )
 
+    def check_copies(
+        self, copies: Sequence[BlockCopy], cleared_slots: Iterable[int], deltas: Sequence[TableDelta]
+    ) -> None:
+        """Refuse a copy that reads or writes a block under an old generation.
+
+        A source is looked at as it is before the deltas, since its new owner may come with the same plan; a target as
+        it is after them. Raises StaleBlockError, or ProtocolError if a block does not exist.
+        """
+        if not copies:
+            return
+        copied: dict[int, int] = {}
+        given = {
+            block_id: generation
+            for delta in deltas
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True)
+        }
+        cleared = [self.on_host[slot, : self.num_entries[slot]].tolist() for slot in cleared_slots]
+        num_cleared = Counter(block_id for block_ids in cleared for block_id in block_ids)
+        for copy in copies:
+            for block_id in (copy.source_id, copy.target_id):
+                if not 0 <= block_id < len(self._generations):
+                    raise ProtocolError(f"a copy names block {block_id}, which is not one of {len(self._generations)}")
+            source, target = copy.source_id, copy.target_id
+            known = copied.get(source, self._generations[source])
+            if copy.source_generation < known:
+                raise StaleBlockError(
+                    f"a copy reads block {source} at generation {copy.source_generation}, after {known}"
+                )
+            known = given.get(target, self._generations[target])
+            is_listed = target in given or self._num_listings[target] > num_cleared[target]
+            if copy.target_generation < known or (copy.target_generation > known and is_listed):
+                raise StaleBlockError(
+                    f"a copy writes block {target} at generation {copy.target_generation}; it is at {known}"
+                )
+            copied[target] = copy.target_generation
+
+    def note_copies(self, copies: Sequence[BlockCopy]) -> None:
+        """Keep the generations of the targets of copies that `check_copies` has passed."""
+        for copy in copies:
+            self._generations[copy.target_id] = copy.target_generation
+
     def clear(self, slot: int) -> None:
         """Empty the slot's table."""
         for block_id in self.on_host[slot, : self.num_entries[slot]].tolist():
@@ -88,6 +131,17 @@ class BlockTables:
 
     def append(self, deltas: Sequence[TableDelta]) -> None:
         """Apply deltas that `check` has passed, on the host now and on the device in stream order."""
+        places, block_ids = self.append_on_host(deltas)
+        if places:
+            device = self.on_device.device
+            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
+            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
+
+    def append_on_host(self, deltas: Sequence[TableDelta]) -> tuple[list[int], list[int]]:
+        """Apply deltas that `check` has passed on the host only.
+
+        Returns the places, slot * max_blocks_per_seq + entry, and the block ids that the device must be given.
+        """
         places: list[int] = []
         block_ids: list[int] = []
         for delta in deltas:
@@ -100,10 +154,7 @@ class BlockTables:
             for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
                 self._generations[block_id] = generation
                 self._num_listings[block_id] += 1
-        if places:
-            device = self.on_device.device
-            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
-            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
+        return places, block_ids
 
     def of_rows(self, slots: Tensor, num_columns: int) -> Tensor:
         """int32 [num_rows, num_columns]: the first entries of the slots' tables."""

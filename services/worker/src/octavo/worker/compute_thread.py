@@ -13,7 +13,7 @@ from octavo.common.messages.step import StepPlan, StepRefused, StepResult
 from octavo.worker import metrics
 
 if TYPE_CHECKING:  # these import torch, which takes seconds; the service listens before
-    from octavo.worker.model_runner import StepSamples
+    from octavo.worker.model_runner import LaunchedStep, StepSamples
     from octavo.worker.worker_core import WorkerCore
 
 MAX_UINT32 = 2**32 - 1
@@ -25,7 +25,7 @@ BuildCore = Callable[[SetProgress], "WorkerCore"]
 
 @dataclass(eq=False, slots=True)
 class Tenure:
-    """A scheduler's hold on the worker, from its hello to the next one or the end of its link."""
+    """A scheduler's hold on the worker: from a hello that starts over to the next such hello. It outlives the link."""
 
     on_ready: Callable[[WorkerCore], None]
     """The core starts afresh for this scheduler. Called on the compute thread, as is the next."""
@@ -75,6 +75,7 @@ class ComputeThread:
         self.progress = progress
 
     def _serve(self, core: WorkerCore) -> None:
+        waiter = ResultWaiter(core)
         idle_since: float | None = time.perf_counter()
         while (item := self._queue.get()) is not None:
             tenure, plan = item
@@ -85,13 +86,60 @@ class ComputeThread:
                 tenure.on_ready(core)
                 continue
             started = time.perf_counter()
-            outcome = core.run(plan)
+            launched = core.launch(plan)
+            if core.runner.is_asynchronous:
+                waiter.submit(tenure, plan, launched)
+                continue
+            outcome = launched if isinstance(launched, StepRefused) else core.wait(plan, launched)
             ended = time.perf_counter()
             idle_s = 0.0 if idle_since is None else started - idle_since
             idle_since = ended if self._queue.empty() else None
-            tenure.on_reply(_reply(plan, outcome, idle_s=idle_s, compute_s=ended - started))
-            _count(plan, outcome, idle_s=idle_s, compute_s=ended - started)
-            metrics.OPEN_SLOTS.set(core.runner.num_open_slots)
+            finish(core, tenure, plan, outcome, idle_s=idle_s, compute_s=ended - started)
+        waiter.stop()
+
+
+class ResultWaiter:
+    """A thread that waits for launched steps in order, while the compute thread launches the next."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+        self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan, LaunchedStep | StepRefused] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="results", daemon=True)
+        self._thread.start()
+
+    def submit(self, tenure: Tenure, plan: StepPlan, launched: LaunchedStep | StepRefused) -> None:
+        """Answer the plan once it has ended, after all that were submitted before."""
+        self._queue.put((tenure, plan, launched))
+
+    def stop(self) -> None:
+        """End after what was submitted; does not wait for it."""
+        self._queue.put(None)
+
+    def _main(self) -> None:
+        while (item := self._queue.get()) is not None:
+            tenure, plan, launched = item
+            idle_s = compute_s = 0.0
+            if isinstance(launched, StepRefused):
+                outcome: StepSamples | StepRefused = launched
+            else:
+                outcome = self._core.wait(plan, launched)
+                idle_s, compute_s = launched.measured_s
+            finish(self._core, tenure, plan, outcome, idle_s=idle_s, compute_s=compute_s)
+
+
+def finish(
+    core: WorkerCore,
+    tenure: Tenure,
+    plan: StepPlan,
+    outcome: StepSamples | StepRefused,
+    *,
+    idle_s: float,
+    compute_s: float,
+) -> None:
+    """Answer a plan, then count it."""
+    tenure.on_reply(_reply(plan, outcome, idle_s=idle_s, compute_s=compute_s))
+    _count(plan, outcome, idle_s=idle_s, compute_s=compute_s)
+    metrics.OPEN_SLOTS.set(core.runner.num_open_slots)
 
 
 def _reply(

@@ -38,7 +38,14 @@ class WorkerConfig(ServiceConfig):
     """Blocks in the KV pool. Unset: as many as fit `kv_cache_bytes`."""
 
     kv_cache_bytes: int | None = Field(default=None, gt=0)
-    """Size of the KV pool. Unset: what `max_num_seqs` sequences can use, at most 4 GiB and a quarter of free memory."""
+    """Size of the KV pool. Unset: what `max_num_seqs` sequences can use, within what `gpu_memory_utilization` leaves
+    on a GPU, at most 4 GiB and a quarter of free memory on a CPU."""
+
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that may be taken, by weights, activations, graphs, KV pool and other processes."""
+
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """`dummy`: random weights of the shapes in config.json, for benchmarks; no checkpoint is read."""
 
     max_num_seqs: int = Field(default=32, ge=1)
     """Slots: sequences that may be open at once."""

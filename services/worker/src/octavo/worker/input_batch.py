@@ -59,14 +59,19 @@ class InputBatch:
         self.tables.reset()
 
     def apply(self, plan: StepPlan) -> None:
-        """Closes, opens and table deltas, in this order."""
+        """Closes, opens and table deltas, in this order; of copies only the generations."""
+        self.apply_slots(plan)
+        self.tables.append(plan.table_deltas)
+
+    def apply_slots(self, plan: StepPlan) -> None:
+        """Closes and opens only, and the generations of copies."""
         for slot in plan.closed_slots:
             self.slots[slot] = None
             self.tables.clear(slot)
         for opened in plan.opened_slots:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
-        self.tables.append(plan.table_deltas)
+        self.tables.note_copies(plan.copies)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows as tensors. At least one row."""

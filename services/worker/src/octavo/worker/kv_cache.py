@@ -39,10 +39,7 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * dtype.itemsize
 
 
-def default_kv_cache_bytes(device: torch.device, most_useful: int) -> int:
-    """A size that leaves room for everything else: never more than `most_useful` bytes."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return min(most_useful, int(0.85 * free))
+def default_kv_cache_bytes(most_useful: int) -> int:
+    """A size on a CPU that leaves room for everything else: never more than `most_useful` bytes."""
     limit = min(DEFAULT_MAX_BYTES, int(DEFAULT_SHARE_OF_FREE_MEMORY * free_host_bytes()))
     return min(most_useful, limit)

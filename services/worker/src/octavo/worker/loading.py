@@ -11,8 +11,10 @@ from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.model_runner import ModelRunner, Runner
 from octavo.worker.models.config import ModelConfig, read_model_config
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.dummy import make_dummy_decoder
 from octavo.worker.models.errors import ModelLoadError
 from octavo.worker.models.weights import load_decoder
 from octavo.worker.worker_core import ServedModel, WorkerCore
@@ -35,20 +37,11 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     dtype = _dtype(config.dtype, model_config, device)
     max_model_len = _max_model_len(config, model_config)
     progress("loading weights 0 %")
-    model = load_decoder(
-        config.model, dtype, device, lambda share: progress(f"loading weights {min(int(100 * share), 100)} %")
-    )
+    load = make_dummy_decoder if config.load_format == "dummy" else load_decoder
+    model = load(config.model, dtype, device, lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"))
     progress("allocating the KV pool")
-    num_blocks = _num_blocks(config, model_config, max_model_len, dtype, device)
-    kv_cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
-    runner = ModelRunner(
-        model,
-        kv_cache,
-        TorchAttention(kv_cache.pool, model_config.num_heads, model_config.sliding_windows),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-    )
+    runner = _new_runner(config, model, max_model_len, progress)
+    num_blocks = runner.limits.num_blocks
     progress("running a warm-up step")
     runner.warm_up()
     gc.collect()
@@ -64,6 +57,24 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         num_threads=torch.get_num_threads(),
     )
     return WorkerCore(runner, ServedModel(config.served_name, model_config.eos_token_ids))
+
+
+def _new_runner(config: WorkerConfig, model: Decoder, max_model_len: int, progress: SetProgress) -> Runner:
+    """Triton kernels and graphs on a GPU, torch elsewhere."""
+    if model.device.type == "cuda":
+        from octavo.worker.gpu_loading import load_gpu_runner  # imports Triton, which CPUs do without
+
+        return load_gpu_runner(config, model, max_model_len, progress)
+    num_blocks = _num_blocks(config, model.config, max_model_len, model.dtype)
+    kv_cache = KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
+    return ModelRunner(
+        model,
+        kv_cache,
+        TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -89,14 +100,12 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(
-    config: WorkerConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> int:
+def _num_blocks(config: WorkerConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
     bytes_each = block_bytes(model, config.block_size, dtype)
     most_useful = config.max_num_seqs * -(-max_model_len // config.block_size) * bytes_each
-    pool_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device, most_useful)
+    pool_bytes = config.kv_cache_bytes or default_kv_cache_bytes(most_useful)
     if pool_bytes < bytes_each:
         raise ModelLoadError(f"a KV pool of {pool_bytes} bytes does not hold one block of {bytes_each}")
     return pool_bytes // bytes_each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -24,56 +25,58 @@ class StepSamples:
     logprobs: list[TokenLogprobs | None]
 
 
-class ModelRunner:
-    """Owns the model, the pool and the slots."""
+class LaunchedStep(ABC):
+    """A step on its way."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        kv_cache: KvCache,
-        attention: AttentionBackend,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-    ) -> None:
-        self.model = model
-        self.limits = StepLimits(
-            num_blocks=kv_cache.num_blocks,
-            block_size=kv_cache.block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vocab_size=model.config.vocab_size,
-        )
-        self._kv_cache = kv_cache
-        self._attention = attention
-        self._batch = InputBatch(self.limits, model.device)
+    @abstractmethod
+    def wait(self) -> StepSamples:
+        """Block until the step has ended. Any thread may wait, once for each step, in the order of launches."""
 
     @property
-    def num_open_slots(self) -> int:
-        return sum(opened is not None for opened in self._batch.slots)
+    @abstractmethod
+    def measured_s(self) -> tuple[float, float]:
+        """Seconds that the device was idle before the step and busy with it, by its own clock. After `wait`."""
 
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep(LaunchedStep):
+    """A step that ended when its launch returned."""
+
+    samples: StepSamples
+
+    def wait(self) -> StepSamples:
+        """See LaunchedStep."""
+        return self.samples
+
+    @property
+    def measured_s(self) -> tuple[float, float]:
+        """Nothing is known: whoever launched the step has waited for it."""
+        return 0.0, 0.0
+
+
+class Runner(ABC):
+    """Runs plans in order."""
+
+    limits: StepLimits
+    is_asynchronous = False
+    """A launch returns before the step has ended."""
+
+    @property
+    @abstractmethod
+    def num_open_slots(self) -> int:
+        """Slots that hold a sequence."""
+
+    @abstractmethod
     def reset(self) -> None:
         """Close all slots; the pool's contents count as lost."""
-        self._batch.reset()
 
-    @torch.inference_mode()
+    @abstractmethod
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begin one step. Raises ProtocolError, or a subclass, before anything has changed."""
+
     def execute(self, plan: StepPlan) -> StepSamples:
-        """Run one step. Raises ProtocolError, or a subclass, before anything has changed."""
-        check_plan(plan, self._batch)
-        self._batch.apply(plan)
-        self._kv_cache.copy_blocks(plan.copies)
-        if not plan.slots:
-            return StepSamples([], [])
-        inputs = self._batch.inputs(plan)
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._attention.prepare(inputs.attention))
-        if not inputs.draws:
-            return StepSamples([], [])
-        logits = self.model.logits(hidden.index_select(0, inputs.sampled_tokens))
-        sampled = sample(logits, inputs.draws)
-        self._batch.keep_sampled(inputs, sampled.first_of_draw)
-        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs)
+        """Launch one step and wait for it."""
+        return self.launch(plan).wait()
 
     def warm_up(self) -> None:
         """Run a prefill chunk and a decode, so that nothing runs for the first time in a served step. Then reset."""
@@ -103,3 +106,59 @@ class ModelRunner:
                 )
             )
         self.reset()
+
+
+class ModelRunner(Runner):
+    """The runner of any device; a launch returns when the step has ended. Owns the model, the pool and the slots."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KvCache,
+        attention: AttentionBackend,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self.model = model
+        self.limits = StepLimits(
+            num_blocks=kv_cache.num_blocks,
+            block_size=kv_cache.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=model.config.vocab_size,
+        )
+        self._kv_cache = kv_cache
+        self._attention = attention
+        self._batch = InputBatch(self.limits, model.device)
+
+    @property
+    def num_open_slots(self) -> int:
+        """See Runner."""
+        return sum(opened is not None for opened in self._batch.slots)
+
+    def reset(self) -> None:
+        """See Runner."""
+        self._batch.reset()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See Runner."""
+        return FinishedStep(self._run(plan))
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepSamples:
+        check_plan(plan, self._batch)
+        self._batch.apply(plan)
+        self._kv_cache.copy_blocks(plan.copies)
+        if not plan.slots:
+            return StepSamples([], [])
+        inputs = self._batch.inputs(plan)
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._attention.prepare(inputs.attention))
+        if not inputs.draws:
+            return StepSamples([], [])
+        logits = self.model.logits(hidden.index_select(0, inputs.sampled_tokens))
+        sampled = sample(logits, inputs.draws)
+        self._batch.keep_sampled(inputs, sampled.first_of_draw)
+        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs)

@@ -36,10 +36,7 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
         if not is_open(delta.slot):
             raise ProtocolError(f"a delta names slot {delta.slot}, which is not open")
     table_lengths = batch.tables.check(plan.closed_slots, plan.table_deltas)
-    for copy in plan.copies:
-        for block_id in (copy.source_id, copy.target_id):
-            if not 0 <= block_id < limits.num_blocks:
-                raise ProtocolError(f"a copy names block {block_id}, which is not one of {limits.num_blocks}")
+    batch.tables.check_copies(plan.copies, plan.closed_slots, plan.table_deltas)
     _check_rows(plan, limits)
     for slot, start, length, flags in zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True):
         if not is_open(slot):

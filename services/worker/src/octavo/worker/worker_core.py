@@ -8,7 +8,7 @@ import structlog
 
 from octavo.common.errors import InternalError, MessageGapError, OctavoError, ProtocolError
 from octavo.common.messages.step import StepPlan, StepRefused
-from octavo.worker.model_runner import ModelRunner, StepSamples
+from octavo.worker.model_runner import LaunchedStep, Runner, StepSamples
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ class ServedModel:
 class WorkerCore:
     """Runs the plans of one scheduler at a time, in the order in which they come."""
 
-    def __init__(self, runner: ModelRunner, model: ServedModel) -> None:
+    def __init__(self, runner: Runner, model: ServedModel) -> None:
         self.runner = runner
         self.model = model
         self._next_step_id = 1
@@ -37,24 +37,38 @@ class WorkerCore:
         self._refusal = None
 
     def run(self, plan: StepPlan) -> StepSamples | StepRefused:
-        """Run one plan. Whatever goes wrong is an answer, and later plans are refused until `start_over`."""
+        """Run one plan to its end."""
+        launched = self.launch(plan)
+        return launched if isinstance(launched, StepRefused) else self.wait(plan, launched)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep | StepRefused:
+        """Begin one plan. Whatever goes wrong is an answer, and later plans are refused until `start_over`."""
         if self._refusal is not None:
             first = self._refusal
             return StepRefused(plan.step_id, first.reason, f"step {first.step_id} was refused: {first.message}")
         try:
             if plan.step_id != self._next_step_id:
                 raise MessageGapError(f"step {plan.step_id} came when {self._next_step_id} was due")
-            samples = self.runner.execute(plan)
+            launched = self.runner.launch(plan)
         except ProtocolError as error:
-            self._refusal = self._refuse(plan, error)
-            return self._refusal
+            return self._refuse(plan, error)
         except Exception:
-            log.exception("step failed", step_id=plan.step_id)
-            self._refusal = self._refuse(plan, InternalError("the step failed; the worker's log has the cause"))
-            return self._refusal
+            return self._fail(plan)
         self._next_step_id += 1
-        return samples
+        return launched
+
+    def wait(self, plan: StepPlan, launched: LaunchedStep) -> StepSamples | StepRefused:
+        """The outcome of a launched plan. Any thread may wait, in the order of launches."""
+        try:
+            return launched.wait()
+        except Exception:
+            return self._fail(plan)
+
+    def _fail(self, plan: StepPlan) -> StepRefused:
+        log.exception("step failed", step_id=plan.step_id)
+        return self._refuse(plan, InternalError("the step failed; the worker's log has the cause"))
 
     def _refuse(self, plan: StepPlan, error: OctavoError) -> StepRefused:
         log.warning("plan refused", step_id=plan.step_id, reason=error.reason, error=error.message)
-        return StepRefused(plan.step_id, error.reason, error.message)
+        self._refusal = StepRefused(plan.step_id, error.reason, error.message)
+        return self._refusal

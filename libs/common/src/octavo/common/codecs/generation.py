@@ -89,11 +89,16 @@ def encode_gateway(message: GatewayMessage) -> bytes:
         )
         return pb.GenerateRequest(submit=submit).SerializeToString()
     if isinstance(message, Forget):
-        return pb.GenerateRequest(forget=pb.Forget(request_id=message.request_id)).SerializeToString()
+        forget = pb.Forget(request_id=message.request_id, cache_salt=message.cache_salt)
+        return pb.GenerateRequest(forget=forget).SerializeToString()
     if isinstance(message, Explain):
         explain = pb.Explain(query_no=message.query_no, request_id=message.request_id)
         return pb.GenerateRequest(explain=explain).SerializeToString()
-    abort = pb.Abort(request_no=message.request_no, choice_index=message.choice_index)
+    abort = pb.Abort(
+        request_no=message.request_no,
+        choice_index=message.choice_index,
+        num_output_tokens=message.num_output_tokens,
+    )
     return pb.GenerateRequest(abort=abort).SerializeToString()
 
 
@@ -117,9 +122,13 @@ def decode_gateway(body: bytes) -> GatewayMessage:
             )
         case "abort":
             abort = request.abort
-            return Abort(abort.request_no, abort.choice_index if abort.HasField("choice_index") else None)
+            return Abort(
+                abort.request_no,
+                abort.choice_index if abort.HasField("choice_index") else None,
+                abort.num_output_tokens if abort.HasField("num_output_tokens") else None,
+            )
         case "forget":
-            return Forget(request.forget.request_id)
+            return Forget(request.forget.request_id, request.forget.cache_salt)
         case "explain":
             return Explain(request.explain.query_no, request.explain.request_id)
     raise ProtocolError("GenerateRequest with no message set")

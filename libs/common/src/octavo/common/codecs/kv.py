@@ -131,6 +131,15 @@ def _pairs(first: list[int], second: list[int]) -> list[tuple[int, int]]:
     return list(zip(first, second, strict=True))
 
 
+def _fork_to_proto(fork: Fork) -> pb.Fork:
+    return pb.Fork(
+        parent_id=fork.parent_id,
+        child_id=fork.child_id,
+        num_tokens=fork.num_tokens,
+        num_table_tokens=fork.num_table_tokens,
+    )
+
+
 def _step_to_proto(step: KvRequest) -> pb.KvStep:
     return pb.KvStep(
         message_no=step.message_no,
@@ -145,7 +154,7 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
             )
             for item in step.publications
         ],
-        forks=[pb.Fork(parent_id=f.parent_id, child_id=f.child_id, num_tokens=f.num_tokens) for f in step.forks],
+        forks=[_fork_to_proto(fork) for fork in step.forks],
         released_sequence_ids=pack_int64([release.sequence_id for release in step.releases]),
         released_last_steps=pack_int64([release.last_step for release in step.releases]),
         returned_credits=pack_int32(step.returned_credits),
@@ -183,7 +192,7 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
             Publication(item.sequence_id, item.num_computed_tokens, tuple(unpack_int32(item.new_token_ids)))
             for item in step.publications
         ],
-        forks=[Fork(item.parent_id, item.child_id, item.num_tokens) for item in step.forks],
+        forks=[Fork(item.parent_id, item.child_id, item.num_tokens, item.num_table_tokens) for item in step.forks],
         releases=[
             Release(sequence_id, last_step)
             for sequence_id, last_step in _pairs(

@@ -78,13 +78,16 @@ class Abort:
 
     request_no: int
     choice_index: int | None = None
+    num_output_tokens: int | None = None
+    """With a choice whose text has come to its end: so many of its tokens count, and `keep_s` keeps it up to there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Gives up what `keep_s` keeps of a request. Unknown ids are ignored."""
+    """Gives up what `keep_s` keeps of a request, or would keep. Unknown ids, and ids of other salts, are ignored."""
 
     request_id: str
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,8 @@ class Fork:
     parent_id: int
     child_id: int
     num_tokens: int
+    num_table_tokens: int = 0
+    """Positions that the child's table must cover, all or nothing, if more than those shared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,9 @@ def attend_tile(
             seen = seen & (keys_at[None, :] >= first_seen)
         scores = tl.where(seen, scores, float("-inf"))
     largest_now = tl.maximum(largest, tl.max(scores, 1))
+    reference = largest_now
     if IS_MASKED:  # a row that has seen no key yet keeps -inf; -inf - -inf would be NaN
         reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
-    else:
-        reference = largest_now
     weights = tl.exp2(scores - reference[:, None])
     carried = tl.exp2(largest - reference)
     total = total * carried + tl.sum(weights, 1)

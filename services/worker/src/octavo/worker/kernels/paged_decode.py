@@ -15,6 +15,8 @@ from octavo.worker.kernels.online_softmax import attend_tile
 LOG2_E = math.log2(math.e)
 MIN_GROUP = 16
 """Rows of the smallest matrix product; query heads that share a KV head are padded to it."""
+MIN_DIM = 16
+"""Head size of the smallest matrix product; smaller heads are padded to it."""
 MERGED_AT_ONCE = 16
 """Partial results that one load fetches."""
 
@@ -204,8 +206,8 @@ def paged_decode(
     window: int | None = None,
     soft_cap: float = 0.0,
     keys_per_tile: int = 64,
-    num_warps: int = 4,
-    num_stages: int = 3,
+    num_warps: int = 2,
+    num_stages: int = 5,
 ) -> None:
     """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
 
@@ -245,7 +247,7 @@ def paged_decode(
         PADDED_GROUP=max(MIN_GROUP, triton.next_power_of_2(group)),
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
+        PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
         KEYS=keys_per_tile,
         MERGED=MERGED_AT_ONCE,
         HAS_WINDOW=window is not None,

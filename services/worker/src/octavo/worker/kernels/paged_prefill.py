@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.worker.kernels.online_softmax import attend_tile
-from octavo.worker.kernels.paged_decode import LOG2_E
+from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def paged_prefill(
     soft_cap: float = 0.0,
     keys_per_tile: int = 64,
     num_warps: int = 8,
-    num_stages: int = 3,
+    num_stages: int = 5,
 ) -> None:
     """Fill the rows' tokens of `out`, by the rules of `paged_decode`; a query sees positions up to its own."""
     _, num_heads, head_dim = query.shape
@@ -200,7 +200,7 @@ def paged_prefill(
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
+        PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
         ROWS=rows_per_tile(group, head_dim),
         KEYS=keys_per_tile,
         HAS_WINDOW=window is not None,

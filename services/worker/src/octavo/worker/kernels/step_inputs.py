@@ -9,7 +9,7 @@ from torch import Tensor
 BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _append_to_tables_kernel(
     tables_ptr,  # int32 [num_slots * max_blocks_per_seq]
     places_ptr,  # int32 [num_entries] |-> place in the tables
@@ -29,7 +29,7 @@ def append_to_tables(tables: Tensor, places: Tensor, block_ids: Tensor) -> None:
     _append_to_tables_kernel[(triton.cdiv(num_entries, BLOCK),)](tables, places, block_ids, num_entries, BLOCK=BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _locate_tokens_kernel(
     slots_ptr,  # int32 [num_tokens]; -1 is padding
     positions_ptr,  # int32 [num_tokens]

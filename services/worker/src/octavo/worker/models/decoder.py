@@ -40,27 +40,27 @@ class Decoder:
         output: Linear,  # hidden_size to vocab_size
     ) -> None:
         self.config = config
-        self._embedding = embedding
-        self._layers = layers
-        self._norm = norm
-        self._output = output
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.output = output
         self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self.embedding.device
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
         """`token_ids` and `positions` are int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
         config = self.config
         num_turned = config.num_heads + config.num_kv_heads
-        hidden = F.embedding(token_ids, self._embedding)
+        hidden = F.embedding(token_ids, self.embedding)
         cos, sin = self._rotary.angles(positions, hidden.dtype)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._normalise(hidden, layer.input_norm))
             heads = qkv.view(len(hidden), -1, config.head_dim)
             if layer.query_norm is not None and layer.key_norm is not None:
@@ -77,7 +77,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
-        return self._output(self._normalise(hidden, self._norm)).float()
+        return self.output(self._normalise(hidden, self.norm)).float()
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

@@ -21,7 +21,7 @@ class Linear(ABC):
 
     @abstractmethod
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual` plus the layer's output, both [num_tokens, out_features]."""
+        """`residual`, which may be overwritten, plus the layer's output, both [num_tokens, out_features]."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, single: Tensor | None = None) -> Linear:
@@ -42,16 +42,16 @@ class PlainLinear(Linear):
     """Any device and type."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
+        self.weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self.weight, self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Linear."""
-        out = torch.addmm(residual, x, self._weight.t())
+        out = residual.addmm_(x, self.weight.t())
         return out if self._bias is None else out.add_(self._bias)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -46,7 +46,7 @@ def load_decoder(
         if config.tied_embeddings is None:
             config = replace(config, tied_embeddings=OUTPUT not in checkpoint.names)
         checkpoint.compare(expected_tensors(config), ignored={OUTPUT} if config.tied_embeddings else set())
-        return _build(config, checkpoint)
+        return build_decoder(config, checkpoint)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -88,7 +88,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         for path in _safetensors_files(folder):
             try:
-                opened = stack.enter_context(safe_open(path, framework="pt"))
+                opened = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(f"{path} cannot be read: {error}") from error
             self._files |= dict.fromkeys(opened.keys(), opened)
@@ -145,7 +145,18 @@ def _safetensors_files(folder: Path) -> list[Path]:
     return files
 
 
-def _build(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
+class Weights(Protocol):
+    """Where a decoder's tensors come from."""
+
+    has_room_for_two: bool
+    """There is memory for a second copy of each matrix."""
+
+    def load(self, *names: str) -> Tensor:
+        """The tensors, joined along their first dimension, in memory of our own."""
+
+
+def build_decoder(config: ModelConfig, checkpoint: Weights) -> Decoder:
+    """The decoder that `config` describes."""
     embedding = checkpoint.load(EMBEDDING)
     output = embedding if config.tied_embeddings else checkpoint.load(OUTPUT)
     return Decoder(
@@ -157,7 +168,7 @@ def _build(config: ModelConfig, checkpoint: Checkpoint) -> Decoder:
     )
 
 
-def _build_layer(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> DecoderLayer:
+def _build_layer(config: ModelConfig, checkpoint: Weights, prefix: str) -> DecoderLayer:
     def linear(has_bias: bool, *names: str) -> Linear:
         weight = checkpoint.load(*(f"{prefix}{name}.weight" for name in names))
         bias = checkpoint.load(*(f"{prefix}{name}.bias" for name in names)) if has_bias else None

@@ -1,0 +1,31 @@
+"""DELETE /v1/completions/{id} and /v1/chat/completions/{id}: gives up what a response keeps for branches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from octavo.gateway.response_ids import request_id_of
+from octavo.gateway.scheduler_client import SchedulerClient
+
+CacheSalt = Annotated[str, Query(max_length=256, description="That of the response's request.")]
+
+
+def router(client: SchedulerClient) -> APIRouter:
+    """The routes. An id of which nothing is kept, or that has another salt, gets the same answer."""
+    routes = APIRouter()
+
+    def forget(response_id: str, cache_salt: str) -> dict[str, Any]:
+        client.forget(request_id_of(response_id), cache_salt.encode())
+        return {"id": response_id, "deleted": True}
+
+    @routes.delete("/v1/completions/{response_id:path}")
+    async def delete_completion(response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
+        return {"object": "text_completion.deleted", **forget(response_id, cache_salt)}
+
+    @routes.delete("/v1/chat/completions/{response_id:path}")
+    async def delete_chat_completion(response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
+        return {"object": "chat.completion.deleted", **forget(response_id, cache_salt)}
+
+    return routes

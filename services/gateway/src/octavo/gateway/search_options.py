@@ -1,0 +1,55 @@
+"""`best_of` and beam search: how many choices are generated for those that are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.gateway.config import GatewayConfig
+from octavo.gateway.http_errors import FieldError
+from octavo.gateway.limits import at_most
+from octavo.gateway.openai_schema import CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What a prompt's choices are chosen from."""
+
+    num_generated: int
+    """Choices that the scheduler is asked for."""
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
+def search_options(request: CompletionRequest, n: int, config: GatewayConfig) -> SearchOptions:
+    """Raises FieldError."""
+    best_of = request.best_of or n
+    if best_of < n:
+        raise FieldError("best_of", f"best_of: {best_of} is below n, which is {n}", "invalid_value")
+    if request.use_beam_search:
+        return _beam_options(request, n, best_of, config)
+    for name, value, neutral in (
+        ("length_penalty", request.length_penalty, 1.0),
+        ("early_stopping", request.early_stopping, False),
+    ):
+        if value is not None and value != neutral:
+            raise FieldError(name, f"{name}: is only allowed with use_beam_search", "invalid_value")
+    at_most("best_of", best_of, config.max_n)
+    if best_of > n and request.stream:
+        raise FieldError("best_of", "best_of: above n, the choices cannot be streamed", "invalid_value")
+    return SearchOptions(best_of)
+
+
+def _beam_options(request: CompletionRequest, n: int, width: int, config: GatewayConfig) -> SearchOptions:
+    at_most("n" if request.best_of is None else "best_of", width, config.max_beam_width, "beams")
+    for name, is_at_odds in (
+        ("stream", bool(request.stream)),
+        ("temperature", bool(request.temperature)),
+        ("top_p", request.top_p not in (None, 1)),
+        ("top_k", request.top_k not in (None, 0, -1)),
+        ("stop", bool(request.stop)),
+    ):
+        if is_at_odds:
+            raise FieldError(name, f"{name}: is not allowed with use_beam_search", "invalid_value")
+    length_penalty = 1.0 if request.length_penalty is None else float(request.length_penalty)
+    return SearchOptions(n, width, length_penalty, bool(request.early_stopping))

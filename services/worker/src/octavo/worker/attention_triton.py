@@ -1,0 +1,64 @@
+"""Attention of a step on a GPU by the kernels of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.worker.kernels.paged_decode import DecodeRows, DecodeScratch, paged_decode
+from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+from octavo.worker.kernels.store_kv import store_kv
+from octavo.worker.models.gpu_decoder import FusedAttention, Norms
+
+
+class TritonAttention:
+    """What all steps share: the pool by layers, the block tables, the rotary table."""
+
+    def __init__(
+        self,
+        pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        tables: Tensor,  # int32 [num_slots, max_blocks_per_seq]
+        cos_sin: Tensor,  # float32 [max_model_len, head_dim]
+        scratch: DecodeScratch,
+        num_heads: int,
+        sliding_windows: Sequence[int | None],
+        norm_eps: float,
+    ) -> None:
+        self.caches = [pool[:, layer] for layer in range(pool.shape[1])]
+        self.tables = tables
+        self.cos_sin = cos_sin
+        self.scratch = scratch
+        self.num_heads = num_heads
+        self.sliding_windows = tuple(sliding_windows)
+        self.norm_eps = norm_eps
+        self.scale = pool.shape[-1] ** -0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStep(FusedAttention):
+    """One step: where its tokens go, its decode rows, its prefill rows."""
+
+    shared: TritonAttention
+    positions: Tensor  # int32 [num_tokens]
+    slot_mapping: Tensor  # int64 [num_tokens], -1 for padding
+    decodes: DecodeRows | None
+    prefills: PrefillRows | None
+
+    def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
+        """See FusedAttention. Padding tokens get undefined values."""
+        shared = self.shared
+        cache = shared.caches[layer]
+        store_kv(heads, shared.cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps)
+        query = heads[:, : shared.num_heads]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        window = shared.sliding_windows[layer]
+        if self.prefills is not None:
+            paged_prefill(query, cache, shared.tables, self.prefills, out, scale=shared.scale, window=window)
+        if self.decodes is not None:
+            paged_decode(
+                query, cache, shared.tables, self.decodes, shared.scratch, out, scale=shared.scale, window=window
+            )
+        return out.view(len(heads), -1)

@@ -1,0 +1,209 @@
+"""Owns the slots of a GPU worker, and turns plans into columns of int32 that reach the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.common.messages.step import RowFlag, StepPlan
+from octavo.worker.attention_plan import cut_queries, spare_items, split_contexts
+from octavo.worker.input_batch import InputBatch, StepLimits
+from octavo.worker.kernels.paged_decode import DecodeRows
+from octavo.worker.kernels.paged_prefill import PrefillRows
+from octavo.worker.kernels.sample import DrawColumns
+from octavo.worker.step_buffer import Int32Array
+
+SENT_NOTHING = -1
+"""In the place of a token: the one that the slot sampled last."""
+
+NUM_TOKEN_COLUMNS = 3
+NUM_DECODE_COLUMNS = 6
+NUM_PREFILL_COLUMNS = 6
+NUM_DRAW_COLUMNS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """The tokens of a step, on the device, all int32 [num_tokens]."""
+
+    slots: Tensor
+    positions: Tensor
+    sent: Tensor  # token ids, or SENT_NOTHING
+
+
+class GpuBatch(InputBatch):
+    """The slots, their sampling settings as arrays, and the token that each sampled last."""
+
+    def __init__(self, limits: StepLimits, num_kv_heads: int, queries_per_tile: int, device: torch.device) -> None:
+        super().__init__(limits, device)
+        self.last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+        self._num_kv_heads = num_kv_heads
+        self._queries_per_tile = queries_per_tile
+        self._temperatures = np.zeros(limits.max_num_seqs, dtype=np.float32)
+        self._top_ps = np.ones(limits.max_num_seqs, dtype=np.float32)
+        self._top_ks = np.zeros(limits.max_num_seqs, dtype=np.int32)
+        self._seeds = np.zeros((limits.max_num_seqs, 2), dtype=np.int32)
+
+    def apply_on_host(self, plan: StepPlan) -> tuple[Int32Array, Int32Array]:
+        """Closes, opens and table deltas. Returns the places and block ids that the device's tables must be given."""
+        self.apply_slots(plan)
+        for opened in plan.opened_slots:
+            self._temperatures[opened.slot] = opened.temperature
+            self._top_ps[opened.slot] = opened.top_p
+            self._top_ks[opened.slot] = opened.top_k
+            self._seeds[opened.slot] = _halves(opened.seeds[:1])
+        places, block_ids = self.tables.append_on_host(plan.table_deltas)
+        return np.array(places, dtype=np.int32), np.array(block_ids, dtype=np.int32)
+
+    def decode_columns(self, plan: StepPlan, bucket: int) -> list[Int32Array]:
+        """A step of `bucket` rows of one token, those beyond the plan's padded; each row draws one token."""
+        num_rows = len(plan.slots)
+        flags = np.array(plan.flags, dtype=np.int64)
+        slots = _padded(plan.slots, bucket, -1)
+        positions = _padded(plan.starts, bucket, 0)
+        sent = np.full(num_rows, SENT_NOTHING)
+        sent[(flags & RowFlag.FED_BY_LAST_SAMPLE) == 0] = plan.token_ids
+        seq_lens = positions + 1
+        seq_lens[num_rows:] = 0
+        rows = slots[:num_rows]
+        return [
+            slots,
+            positions,
+            _padded(sent, bucket, 0),
+            slots,
+            np.arange(bucket, dtype=np.int32),
+            seq_lens,
+            *self._items(seq_lens[:num_rows], bucket),
+            np.arange(bucket, dtype=np.int32),
+            _padded(self._temperatures[rows].view(np.int32), bucket, 0),
+            _padded(self._top_ps[rows].view(np.int32), bucket, 0),
+            _padded(self._top_ks[rows], bucket, 0),
+            _padded(self._seeds[rows].reshape(-1), 2 * bucket, 0),
+            seq_lens,
+            _padded(np.where(flags & RowFlag.SAMPLE, rows, -1), bucket, -1),
+        ]
+
+    def decode_lengths(self, bucket: int) -> list[int]:
+        """Lengths of the columns of `decode_columns`."""
+        items = bucket + spare_items(self._num_kv_heads)
+        return [bucket] * 6 + [items, items, 2] + [bucket] * 4 + [2 * bucket] + [bucket] * 2
+
+    def max_items(self) -> int:
+        """Parts of contexts that a step may have."""
+        return self.limits.max_num_seqs + spare_items(self._num_kv_heads)
+
+    def _items(self, seq_lens: Int32Array, bucket: int) -> list[Int32Array]:
+        num_spare = spare_items(self._num_kv_heads)
+        item_rows, item_parts, part_len = split_contexts(seq_lens.astype(np.int64), num_spare)
+        size = bucket + num_spare
+        shape = np.array([len(item_rows), part_len], dtype=np.int32)
+        return [_padded(item_rows, size, 0), _padded(item_parts, size, 0), shape]
+
+    def mixed_columns(self, plan: StepPlan) -> tuple[list[Int32Array], int, int]:
+        """A step of any rows: (token, decode, prefill and draw columns, number of decode rows, of prefill rows).
+
+        The columns of a kind that has no rows are absent, as are those of draws if nothing is drawn. The first column
+        of the draws is the step's token of each.
+        """
+        slots, starts, lengths = (np.array(values) for values in (plan.slots, plan.starts, plan.lengths))
+        flags = np.array(plan.flags)
+        ends = np.cumsum(lengths)
+        firsts = ends - lengths
+        num_tokens = int(ends[-1])
+        row_of_token = np.repeat(np.arange(len(slots)), lengths)
+        positions = np.arange(num_tokens) + (starts - firsts)[row_of_token]
+        sent = np.full(num_tokens, SENT_NOTHING)
+        is_sent = np.ones(num_tokens, dtype=bool)
+        is_sent[firsts[(flags & RowFlag.FED_BY_LAST_SAMPLE) != 0]] = False
+        sent[is_sent] = plan.token_ids
+        seq_lens = starts + lengths
+        columns = [_int32(slots[row_of_token]), _int32(positions), _int32(sent)]
+
+        decodes, prefills = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
+        if len(decodes):
+            columns += [_int32(slots[decodes]), _int32(firsts[decodes]), _int32(seq_lens[decodes])]
+            columns += self._items(_int32(seq_lens[decodes]), len(decodes))
+        if len(prefills):
+            tiles = cut_queries(lengths[prefills], seq_lens[prefills], self._queries_per_tile)
+            columns += [_int32(values[prefills]) for values in (slots, firsts, lengths, seq_lens)]
+            columns += [_int32(values) for values in tiles]
+        columns += self._draw_columns(plan, flags, ends)
+        return columns, len(decodes), len(prefills)
+
+    def _draw_columns(self, plan: StepPlan, flags: np.ndarray, ends: np.ndarray) -> list[Int32Array]:
+        sampling = np.flatnonzero(flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT))
+        if not len(sampling):
+            return []
+        slots = np.array(plan.slots)[sampling]
+        counts, seeds = np.ones(len(sampling), dtype=np.int64), self._seeds[slots]
+        if (flags & RowFlag.FAN_OUT).any():
+            drawn = [self._seeds_of_row(plan, int(row)) for row in sampling]
+            counts = np.array([len(one) for one in drawn])
+            seeds = np.concatenate(drawn)
+        draw_slots = np.repeat(slots, counts)
+        fed_slots = np.full(len(draw_slots), -1)
+        fed_slots[np.cumsum(counts) - counts] = slots
+        positions = np.repeat((np.array(plan.starts) + np.array(plan.lengths))[sampling], counts)
+        return [
+            _int32(ends[sampling] - 1),
+            _int32(np.repeat(np.arange(len(sampling)), counts)),
+            self._temperatures[draw_slots].view(np.int32),
+            self._top_ps[draw_slots].view(np.int32),
+            self._top_ks[draw_slots],
+            np.ascontiguousarray(seeds).reshape(-1),
+            _int32(positions),
+            _int32(fed_slots),
+        ]
+
+    def _seeds_of_row(self, plan: StepPlan, row: int) -> Int32Array:
+        opened = self.slots[plan.slots[row]]
+        assert opened is not None
+        return _halves(opened.seeds if plan.flags[row] & RowFlag.FAN_OUT else opened.seeds[:1])
+
+    def mark_sampled(self, plan: StepPlan) -> None:
+        """The slots of the plan's sampling rows can feed their next rows."""
+        for slot, flags in zip(plan.slots, plan.flags, strict=True):
+            if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT):
+                self.has_sampled[slot] = True
+
+
+def token_columns(views: Sequence[Tensor]) -> TokenColumns:
+    """From the first NUM_TOKEN_COLUMNS columns."""
+    return TokenColumns(*views)
+
+
+def decode_rows(views: Sequence[Tensor]) -> DecodeRows:
+    """From the NUM_DECODE_COLUMNS columns of decode rows."""
+    return DecodeRows(*views)
+
+
+def prefill_rows(views: Sequence[Tensor]) -> PrefillRows:
+    """From the NUM_PREFILL_COLUMNS columns of prefill rows."""
+    return PrefillRows(*views)
+
+
+def draw_columns(views: Sequence[Tensor]) -> DrawColumns:
+    """From the NUM_DRAW_COLUMNS columns of draws."""
+    rows, temperatures, top_ps, top_ks, seeds, positions, fed_slots = views
+    return DrawColumns(
+        rows, temperatures.view(torch.float32), top_ps.view(torch.float32), top_ks, seeds, positions, fed_slots
+    )
+
+
+def _padded(values: Sequence[int] | np.ndarray, length: int, filler: int) -> Int32Array:
+    column = np.full(length, filler, dtype=np.int32)
+    column[: len(values)] = values
+    return column
+
+
+def _int32(values: np.ndarray) -> Int32Array:
+    return values.astype(np.int32)
+
+
+def _halves(seeds: Sequence[int]) -> Int32Array:
+    """[num_seeds, 2]: low and high half of uint64 seeds, as int32."""
+    return np.array(seeds, dtype=np.uint64).view(np.int32).reshape(-1, 2)

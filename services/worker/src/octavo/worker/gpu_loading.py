@@ -1,0 +1,93 @@
+"""From a loaded decoder to a GPU runner that is sized, captured and warm."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import structlog
+import torch
+
+from octavo.worker.compute_thread import SetProgress
+from octavo.worker.config import WorkerConfig
+from octavo.worker.gpu_runner import GpuRunner
+from octavo.worker.kv_cache import KvCache, block_bytes
+from octavo.worker.memory_plan import GIB, MemoryPlan
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.errors import ModelLoadError
+from octavo.worker.models.gpu_decoder import GpuDecoder
+
+log = structlog.get_logger()
+
+NUM_TRIAL_BLOCKS = 4
+GRAPH_MARGIN_BYTES = 256 * 2**20
+"""Graphs of different sizes share memory less than perfectly."""
+
+
+def load_gpu_runner(config: WorkerConfig, decoder: Decoder, max_model_len: int, progress: SetProgress) -> GpuRunner:
+    """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
+    model = GpuDecoder(decoder)
+    progress("measuring the memory of the largest step")
+    plan = _measure(config, model, max_model_len)
+    num_blocks = _num_blocks(config, model, max_model_len, plan)
+    pool_bytes = num_blocks * block_bytes(model.config, config.block_size, model.dtype)
+    log.info("GPU memory planned", plan=plan.describe(), num_blocks=num_blocks, kv_pool_gib=round(pool_bytes / GIB, 1))
+    runner = _runner(config, model, max_model_len, num_blocks)
+    started = time.perf_counter()
+    runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
+    torch.cuda.empty_cache()
+    log.info("decode graphs captured", seconds=round(time.perf_counter() - started, 1))
+    return runner
+
+
+def _runner(config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int) -> GpuRunner:
+    return GpuRunner(
+        model,
+        KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int) -> MemoryPlan:
+    """Run the largest step and capture two graphs over a pool of a few blocks, then forget them."""
+    weights = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    trial = _runner(config, model, max_model_len, NUM_TRIAL_BLOCKS)
+    trial_pool = NUM_TRIAL_BLOCKS * block_bytes(model.config, config.block_size, model.dtype)
+    trial.run_largest()
+    activations = torch.cuda.max_memory_allocated(model.device) - weights - trial_pool
+    torch.cuda.empty_cache()
+    graphs, num_graphs = 0, trial.num_graphs
+    for num_captured in (1, 2):
+        free_before, _ = torch.cuda.mem_get_info(model.device)
+        trial.capture_trial_graph(num_captured - 1)
+        torch.cuda.empty_cache()
+        taken = max(0, free_before - torch.cuda.mem_get_info(model.device)[0])
+        graphs += taken if num_captured == 1 else taken * (num_graphs - 1)
+    del trial
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(model.device)
+    return MemoryPlan(
+        total=total,
+        utilization=config.gpu_memory_utilization,
+        others=total - free - torch.cuda.memory_reserved(model.device),
+        weights=weights,
+        activations=activations,
+        graphs=graphs + GRAPH_MARGIN_BYTES,
+    )
+
+
+def _num_blocks(config: WorkerConfig, model: GpuDecoder, max_model_len: int, plan: MemoryPlan) -> int:
+    if config.num_blocks is not None:
+        return config.num_blocks
+    bytes_each = block_bytes(model.config, config.block_size, model.dtype)
+    if config.kv_cache_bytes is not None:
+        if config.kv_cache_bytes < bytes_each:
+            raise ModelLoadError(f"a KV pool of {config.kv_cache_bytes} bytes does not hold one block of {bytes_each}")
+        return config.kv_cache_bytes // bytes_each
+    blocks_of_longest = -(-max_model_len // config.block_size)
+    most_useful = config.max_num_seqs * blocks_of_longest
+    return min(most_useful, plan.num_blocks(bytes_each, blocks_of_longest))

@@ -1,0 +1,276 @@
+"""The runner of a GPU: launches steps without waiting for the device; decode steps are graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.common.messages.kv import BlockCopy
+from octavo.common.messages.step import RowFlag, StepPlan
+from octavo.worker.attention_triton import TritonAttention, TritonStep
+from octavo.worker.decode_graphs import DecodeGraphs, Step, bucket_sizes
+from octavo.worker.gpu_batch import (
+    NUM_DECODE_COLUMNS,
+    NUM_DRAW_COLUMNS,
+    NUM_PREFILL_COLUMNS,
+    NUM_TOKEN_COLUMNS,
+    GpuBatch,
+    TokenColumns,
+    decode_rows,
+    draw_columns,
+    prefill_rows,
+    token_columns,
+)
+from octavo.worker.gpu_step import PendingLogprobs, StepResults
+from octavo.worker.input_batch import StepLimits
+from octavo.worker.kernels.copy_blocks import copy_blocks
+from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
+from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
+from octavo.worker.kernels.sample import DrawColumns, sample
+from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
+from octavo.worker.kv_cache import KvCache
+from octavo.worker.model_runner import LaunchedStep, Runner
+from octavo.worker.models.gpu_decoder import GpuDecoder, cos_sin_table
+from octavo.worker.models.weights import Progress
+from octavo.worker.plan_check import check_plan
+from octavo.worker.step_buffer import Int32Array, StepBuffer
+
+NUM_PINNED = 6
+"""Steps whose inputs may be on their way: the deepest pipeline, and some to spare."""
+MAX_TABLE_ENTRIES = 65_536
+"""Entries of block tables that one copy brings; more take several."""
+MAX_DRAWS_PER_SLOT = 4
+
+
+class GpuRunner(Runner):
+    """Owns the model, the pool, the slots, the graphs and the buffers of steps. One thread launches."""
+
+    is_asynchronous = True
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        kv_cache: KvCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        config, device = model.config, model.device
+        self.model = model
+        self.limits = StepLimits(
+            num_blocks=kv_cache.num_blocks,
+            block_size=kv_cache.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=config.vocab_size,
+        )
+        group = config.num_heads // config.num_kv_heads
+        self._batch = GpuBatch(self.limits, config.num_kv_heads, queries_per_tile(group, config.head_dim), device)
+        self._pool_words = kv_cache.pool.view(kv_cache.num_blocks, -1).view(torch.int32)
+        self._attention = TritonAttention(
+            kv_cache.pool,
+            self._batch.tables.on_device,
+            cos_sin_table(config, max_model_len, device),
+            make_scratch(
+                self._batch.max_items(), max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, device
+            ),
+            config.num_heads,
+            config.sliding_windows,
+            config.rms_norm_eps,
+        )
+        self._max_draws = MAX_DRAWS_PER_SLOT * max_num_seqs + 1024
+        self._buffer = StepBuffer(self._capacity(), NUM_PINNED, device)
+        self._token_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=device)
+        self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=device)
+        self._results = StepResults(self._max_draws, device)
+        self._graphs = DecodeGraphs(bucket_sizes(max_num_seqs))
+        self._logits = torch.empty((max_num_seqs, config.vocab_size), dtype=model.dtype, device=device)
+        self._has_graphs = False
+
+    def _capacity(self) -> int:
+        limits = self.limits
+        rows = 16 * (limits.max_num_seqs + self._batch.max_items())
+        tiles = 2 * (limits.max_num_seqs + limits.max_num_batched_tokens)
+        return 3 * limits.max_num_batched_tokens + rows + tiles + 9 * self._max_draws + 2 * MAX_TABLE_ENTRIES + 256
+
+    @property
+    def num_open_slots(self) -> int:
+        """See Runner."""
+        return sum(opened is not None for opened in self._batch.slots)
+
+    def reset(self) -> None:
+        """See Runner."""
+        self._batch.reset()
+
+    @torch.inference_mode()
+    def capture_graphs(self, progress: Progress) -> None:
+        """Record the decode steps. To be called once, before the first served step."""
+        self._graphs.capture(self._decode_step, progress)
+        self._has_graphs = True
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that `capture_graphs` makes."""
+        return len(self._graphs.buckets)
+
+    @torch.inference_mode()
+    def capture_trial_graph(self, index: int) -> None:
+        """Record one decode step, the largest for 0, to see what memory it takes."""
+        self._graphs.capture_one(self._graphs.buckets[-1 - index], self._decode_step)
+
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        """The most tokens that a step may have, and draws for all slots; nothing is stored."""
+        num_tokens, num_rows = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
+        padding = torch.full((num_tokens,), -1, dtype=torch.int32, device=self.model.device)
+        hidden = self._forward(TokenColumns(padding, padding, padding), None, None)
+        draws = draw_columns(self._buffer.views(self._batch.decode_lengths(num_rows))[-NUM_DRAW_COLUMNS:])
+        self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), num_rows))
+        self._sample(hidden[:num_rows], draws)
+        torch.cuda.synchronize(self.model.device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See Runner."""
+        check_plan(plan, self._batch)
+        self._results.begin()
+        places, block_ids = self._batch.apply_on_host(plan)
+        self._append(places, block_ids)
+        self._copy_blocks(plan.copies)
+        if not plan.slots:
+            return self._results.end(0, None)
+        bucket = self._bucket_for(plan)
+        step = self._launch_mixed(plan) if bucket is None else self._launch_decode(plan, bucket)
+        self._batch.mark_sampled(plan)
+        return step
+
+    def _append(self, places: Int32Array, block_ids: Int32Array) -> None:
+        for first in range(0, len(places), MAX_TABLE_ENTRIES):
+            part = slice(first, first + MAX_TABLE_ENTRIES)
+            append_to_tables(self._attention.tables, *self._buffer.send([places[part], block_ids[part]]))
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """In order; those that depend on none before them go together."""
+        wave: list[BlockCopy] = []
+        touched: set[int] = set()
+        for copy in [*copies, None]:
+            if copy is None or copy.source_id in touched or copy.target_id in touched:
+                if wave:
+                    sources = np.array([one.source_id for one in wave], dtype=np.int32)
+                    targets = np.array([one.target_id for one in wave], dtype=np.int32)
+                    copy_blocks(self._pool_words, *self._buffer.send([sources, targets]))
+                wave, touched = [], set()
+            if copy is not None:
+                wave.append(copy)
+                touched |= {copy.target_id, copy.source_id}
+
+    def _bucket_for(self, plan: StepPlan) -> int | None:
+        """The size of the graph that runs the plan; None if none does."""
+        if not self._has_graphs or sum(plan.lengths) != len(plan.slots):
+            return None
+        if any(flags & RowFlag.FAN_OUT for flags in plan.flags):
+            return None
+        return self._graphs.bucket_for(len(plan.slots))
+
+    def _launch_decode(self, plan: StepPlan, bucket: int) -> LaunchedStep:
+        self._buffer.send(self._batch.decode_columns(plan, bucket))
+        self._graphs.replay(bucket)
+        sampling = [row for row, flags in enumerate(plan.flags) if flags & RowFlag.SAMPLE]
+        logprobs = self._logprobs([plan.slots[row] for row in sampling], sampling, sampling)
+        return self._results.end(len(plan.slots), logprobs, None if len(sampling) == len(plan.slots) else sampling)
+
+    def _decode_step(self, bucket: int) -> Step:
+        """What the graph of this size runs, on columns at fixed places."""
+        views = self._buffer.views(self._batch.decode_lengths(bucket))
+        tokens = token_columns(views[:NUM_TOKEN_COLUMNS])
+        rows = decode_rows(views[NUM_TOKEN_COLUMNS : NUM_TOKEN_COLUMNS + NUM_DECODE_COLUMNS])
+        draws = draw_columns(views[NUM_TOKEN_COLUMNS + NUM_DECODE_COLUMNS :])
+
+        def step() -> None:
+            self._sample(self._forward(tokens, rows, None), draws)
+
+        # Captured on columns of no rows: whatever the buffer held, the kernels stay within bounds.
+        self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), bucket))
+        torch.cuda.current_stream().synchronize()
+        return step
+
+    def _launch_mixed(self, plan: StepPlan) -> LaunchedStep:
+        columns, num_decodes, num_prefills = self._batch.mixed_columns(plan)
+        views = self._buffer.send(columns)
+        tokens, views = token_columns(views[:NUM_TOKEN_COLUMNS]), views[NUM_TOKEN_COLUMNS:]
+        decodes = prefills = None
+        if num_decodes:
+            decodes, views = decode_rows(views[:NUM_DECODE_COLUMNS]), views[NUM_DECODE_COLUMNS:]
+        if num_prefills:
+            prefills, views = prefill_rows(views[:NUM_PREFILL_COLUMNS]), views[NUM_PREFILL_COLUMNS:]
+        hidden = self._forward(tokens, decodes, prefills)
+        if not views:
+            return self._results.end(0, None)
+        draws = draw_columns(views[1:])
+        self._sample(hidden.index_select(0, views[0]), draws)
+        sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
+        logits_rows = columns[-NUM_DRAW_COLUMNS].tolist()
+        slots = [plan.slots[sampling[row]] for row in logits_rows]
+        logprobs = self._logprobs(slots, logits_rows, range(len(logits_rows)))
+        return self._results.end(len(logits_rows), logprobs)
+
+    def _forward(self, tokens: TokenColumns, decodes: DecodeRows | None, prefills: PrefillRows | None) -> Tensor:
+        num_tokens = len(tokens.slots)
+        token_ids, slot_mapping = self._token_ids[:num_tokens], self._slot_mapping[:num_tokens]
+        locate_tokens(
+            tokens.slots,
+            tokens.positions,
+            tokens.sent,
+            self._batch.last_sampled,
+            self._attention.tables,
+            self.limits.block_size,
+            token_ids,
+            slot_mapping,
+        )
+        step = TritonStep(self._attention, tokens.positions, slot_mapping, decodes, prefills)
+        return self.model.forward(token_ids, step)
+
+    def _sample(self, hidden: Tensor, draws: DrawColumns) -> None:
+        """Leaves the logits, one row for each of `hidden`, where `_logprobs` reads them."""
+        logits = self.model.logits(hidden, self._logits[: len(hidden)])
+        sample(logits, draws, self._batch.last_sampled, self._results.token_ids[: len(draws.rows)])
+
+    def _logprobs(
+        self, slots: Sequence[int], logits_rows: Sequence[int], places: Sequence[int]
+    ) -> PendingLogprobs | None:
+        """Log-probabilities of the draws that ask for them, on their way to the host.
+
+        Draw i is of slot `slots[i]`, made from row `logits_rows[i]` of the logits, its token at `places[i]`.
+        """
+        opened = [self._batch.slots[slot] for slot in slots]
+        counts = [None if one is None else one.num_logprobs for one in opened]
+        asking = [draw for draw, count in enumerate(counts) if count is not None]
+        if not asking:
+            return None
+        rows, token_places = (
+            _to_device([of[draw] for draw in asking], self.model.device) for of in (logits_rows, places)
+        )
+        logprobs = self._logits.index_select(0, rows).float().log_softmax(-1)
+        token_ids = self._results.token_ids.index_select(0, token_places).clamp_min(0).to(torch.int64)
+        best = logprobs.topk(max(1, *(count or 0 for count in counts)))
+        return PendingLogprobs(
+            counts=counts,
+            chosen=_to_host(logprobs.gather(1, token_ids[:, None])[:, 0]),
+            best_ids=_to_host(best.indices),
+            best=_to_host(best.values),
+        )
+
+
+def _to_device(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """Pinned memory that holds the values once the stream is there."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

@@ -1,0 +1,60 @@
+"""How much of a GPU's memory the KV pool may take, and where the rest goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.worker.models.errors import ModelLoadError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """All in bytes, of one GPU."""
+
+    total: int
+    utilization: float
+    """Share of the total that this process may take, what others have taken included."""
+    others: int
+    """Taken by other processes, and by the driver for this one."""
+    weights: int
+    activations: int
+    """The most that a step of the largest size needs beside weights and pool, buffers of steps included."""
+    graphs: int
+
+    @property
+    def kv_pool(self) -> int:
+        """What is left. Not positive if nothing is."""
+        return int(self.total * self.utilization) - self.others - self.weights - self.activations - self.graphs
+
+    def num_blocks(self, block_bytes: int, blocks_of_longest: int) -> int:
+        """Blocks that fit. Raises ModelLoadError, which says what to set, if the longest sequence would not."""
+        num_blocks = max(self.kv_pool, 0) // block_bytes
+        if num_blocks >= blocks_of_longest:
+            return num_blocks
+        missing = blocks_of_longest * block_bytes - self.kv_pool
+        needed = self.utilization + missing / self.total
+        if num_blocks > 0:
+            remedy = f"set max_model_len to at most {num_blocks} times the block size"
+        else:
+            remedy = "use a smaller model or dtype, or lower max_num_batched_tokens or max_num_seqs"
+        if needed < 0.98:
+            remedy = f"set gpu_memory_utilization to at least {needed:.2f}, or {remedy}"
+        raise ModelLoadError(
+            f"the GPU has room for {num_blocks} KV blocks, the longest sequence needs {blocks_of_longest}: {remedy}. "
+            f"Memory: {self.describe()}"
+        )
+
+    def describe(self) -> str:
+        """Where each GiB goes."""
+        parts = {
+            "total": self.total,
+            "allowed": int(self.total * self.utilization),
+            "other processes and driver": self.others,
+            "weights": self.weights,
+            "activations": self.activations,
+            "graphs": self.graphs,
+            "KV pool": max(self.kv_pool, 0),
+        }
+        return ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in parts.items())

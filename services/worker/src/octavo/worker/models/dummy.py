@@ -1,0 +1,44 @@
+"""Random weights for a config.json without a checkpoint: for benchmarks, where only the shapes matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.worker.models.config import read_model_config
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.weights import Progress, build_decoder, expected_tensors
+
+STANDARD_DEVIATION = 0.02
+
+
+def make_dummy_decoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress = lambda share: None, seed: int = 0
+) -> Decoder:
+    """A decoder of the shapes in `folder`/config.json. The same seed gives the same weights on the same device."""
+    config = read_model_config(folder)
+    config = replace(config, tied_embeddings=bool(config.tied_embeddings))
+    shapes = expected_tensors(config)
+    num_expected = sum(torch.Size(shape).numel() for shape in shapes.values())
+    generator = torch.Generator(device).manual_seed(seed)
+    num_made = 0
+
+    class Dummy:
+        has_room_for_two = False
+
+        def load(self, *names: str) -> Tensor:
+            nonlocal num_made
+            shape = (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
+            if len(shape) == 1 and names[0].endswith("norm.weight"):
+                made = torch.ones(shape, dtype=dtype, device=device)
+            else:
+                made = torch.empty(shape, dtype=dtype, device=device)
+                made.normal_(std=STANDARD_DEVIATION, generator=generator)
+            num_made += made.numel()
+            progress(num_made / num_expected)
+            return made
+
+    return build_decoder(config, Dummy())

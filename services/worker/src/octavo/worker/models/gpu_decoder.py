@@ -1,0 +1,79 @@
+"""The same decoder on a GPU: fused kernels around the matrix products, nothing that waits for the host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.worker.kernels.rms_norm import rms_norm
+from octavo.worker.kernels.silu_mul import silu_mul
+from octavo.worker.models.config import ModelConfig
+from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.linear import PlainLinear
+from octavo.worker.models.rotary import inverse_frequencies
+
+Norms = tuple[Tensor, Tensor]
+"""Weights that normalise query and key heads, each [head_dim]."""
+
+
+class FusedAttention(ABC):
+    """Attention of one step, which also turns queries and keys by their positions."""
+
+    @abstractmethod
+    def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
+        """Store keys and values, then attend to all that each token may see.
+
+        `heads` is [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense: query, key, value heads as the
+        projection gives them; it is overwritten. Returns [num_tokens, num_heads * head_dim].
+        """
+
+
+class GpuDecoder:
+    """Runs a decoder's weights with the kernels of this package."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        assert isinstance(decoder.output, PlainLinear)
+        self._output_weight = decoder.output.weight
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
+        """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
+        config = self.config
+        hidden = F.embedding(token_ids, self.decoder.embedding)
+        for index, layer in enumerate(self.decoder.layers):
+            heads = layer.qkv(rms_norm(hidden, layer.input_norm, config.rms_norm_eps))
+            norms = None
+            if layer.query_norm is not None and layer.key_norm is not None:
+                norms = (layer.query_norm, layer.key_norm)
+            attended = attention.forward(index, heads.view(len(hidden), -1, config.head_dim), norms)
+            hidden = layer.output.add_to(hidden, attended)
+            gate_up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps))
+            hidden = layer.down.add_to(hidden, silu_mul(gate_up))
+        return hidden
+
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Fill and return `out` [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
+        normalised = rms_norm(hidden, self.decoder.norm, self.config.rms_norm_eps)
+        return torch.mm(normalised, self._output_weight.t(), out=out)
+
+
+def cos_sin_table(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:
+    """float32 [num_positions, head_dim]: cosines of the half, then sines."""
+    frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+    angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), -1)

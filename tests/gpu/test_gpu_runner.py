@@ -1,0 +1,147 @@
+"""The GPU's runner against the CPU's: the same plans, the same small random model, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.common.messages.kv import BlockCopy
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.worker.kv_cache import KvCache
+from octavo.worker.model_runner import Runner
+from octavo.worker.models.weights import load_decoder
+from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
+from support.tiny_models import prompt_of, save_tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+SAMPLE, FED = RowFlag.SAMPLE, RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
+
+
+def make_gpu_runner(folder: Path, has_graphs: bool = True, **limits: int) -> Runner:
+    from octavo.worker.gpu_runner import GpuRunner
+    from octavo.worker.models.gpu_decoder import GpuDecoder
+
+    device = torch.device("cuda")
+    model = GpuDecoder(load_decoder(folder, torch.float32, device))
+    kv_cache = KvCache(model.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32, device)
+    kv_cache.pool.fill_(torch.nan)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
+    runner = GpuRunner(model, kv_cache, **sizes)
+    if has_graphs:
+        runner.capture_graphs(lambda share: None)
+    return runner
+
+
+class LogitlessDriver(RunnerDriver):
+    """The driver for a runner that keeps no logits on the host."""
+
+    def step(self, sequences: list[Generation], chunk: int = 512) -> object:  # type: ignore[override]
+        self.runner.model.last_logits = [None] * 64  # type: ignore[attr-defined]
+        return super().step(sequences, chunk)
+
+
+PROMPT_LENS = (1, 15, 16, 17, 40, 100, 128)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return lambda name: save_tiny_model(name, tmp_path_factory.mktemp(name)).folder
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("has_graphs", "chunk"), [(True, 512), (False, 512), (True, 7)])
+def test_greedy_tokens_equal_those_of_the_cpu(
+    architecture: str, has_graphs: bool, chunk: int, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(architecture)
+    outputs = []
+    for driver in (RunnerDriver(make_runner(folder)), LogitlessDriver(make_gpu_runner(folder, has_graphs))):
+        sequences = [driver.open(prompt_of(length), 24) for length in PROMPT_LENS]
+        driver.generate(sequences, 24, chunk)
+        outputs.append([sequence.output for sequence in sequences])
+
+    assert outputs[0] == outputs[1]
+
+
+def test_log_probabilities_equal_those_of_the_cpu(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    found = []
+    for driver in (RunnerDriver(make_runner(folder)), LogitlessDriver(make_gpu_runner(folder))):
+        asking = driver.open(prompt_of(20), 3, num_logprobs=3)
+        silent = driver.open(prompt_of(9), 3)
+        found.append([driver.step([silent, asking], 19).logprobs for _ in range(3)][-1])
+
+    for expected, got in zip(*found, strict=True):
+        assert (expected is None) == (got is None)
+        if expected is not None and got is not None:
+            assert got.top_token_ids == expected.top_token_ids
+            assert got.sampled == pytest.approx(expected.sampled, abs=1e-4)
+            assert got.top_logprobs == pytest.approx(expected.top_logprobs, abs=1e-4)
+
+
+def opening(slot: int, **settings: object) -> OpenSlot:
+    return replace(OpenSlot(slot, slot, (slot,), 0.0, 1.0, 0, None), **settings)  # type: ignore[arg-type]
+
+
+def test_steps_are_launched_ahead_of_the_device(folder_of: Callable[[str], Path]) -> None:
+    runner, expected = make_gpu_runner(folder_of("llama")), make_runner(folder_of("llama"))
+    prompt = prompt_of(20)
+    prefill = StepPlan(
+        step_id=1,
+        opened_slots=[opening(0)],
+        table_deltas=[TableDelta(0, 0, (6, 2, 4), (1, 1, 1))],
+        slots=[0],
+        starts=[0],
+        lengths=[20],
+        flags=[SAMPLE],
+        token_ids=prompt,
+    )
+    decodes = [
+        StepPlan(step_id=2 + index, slots=[0], starts=[20 + index], lengths=[1], flags=[FED]) for index in range(12)
+    ]
+
+    launched = [runner.launch(plan) for plan in (prefill, *decodes)]
+
+    assert [step.wait().token_ids for step in launched] == [
+        expected.execute(plan).token_ids for plan in (prefill, *decodes)
+    ]
+    assert all(busy_s > 0 for _, busy_s in (step.measured_s for step in launched))
+
+
+def test_choices_of_one_prompt_go_on_from_copied_blocks(folder_of: Callable[[str], Path]) -> None:
+    runner = make_gpu_runner(folder_of("llama"))
+    drawn = runner.execute(
+        StepPlan(
+            step_id=1,
+            opened_slots=[opening(0, seeds=(0, 1, 2))],
+            table_deltas=[TableDelta(0, 0, (6, 2), (1, 1))],
+            slots=[0],
+            starts=[0],
+            lengths=[20],
+            flags=[RowFlag.FAN_OUT],
+            token_ids=prompt_of(20),
+        )
+    ).token_ids
+    parent = runner.execute(StepPlan(step_id=2, slots=[0], starts=[20], lengths=[1], flags=[FED])).token_ids
+    child = runner.execute(
+        StepPlan(
+            step_id=3,
+            opened_slots=[opening(5)],
+            table_deltas=[TableDelta(5, 0, (6, 9), (1, 1))],
+            copies=[BlockCopy(2, 9, 1, 1)],
+            slots=[5],
+            starts=[20],
+            lengths=[1],
+            flags=[SAMPLE],
+            token_ids=drawn[1:2],
+        )
+    ).token_ids
+
+    assert len(drawn) == 3
+    assert len(set(drawn)) == 1
+    assert child == parent
