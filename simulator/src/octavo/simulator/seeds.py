@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import traceback
@@ -85,7 +86,7 @@ def run_seeds(
     chunks = [waiting[begin : begin + CHUNK] for begin in range(0, len(waiting), CHUNK)]
     num_failures = 0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, mp_context=context, initializer=silence_logs) as processes:
+    with ProcessPoolExecutor(num_jobs, mp_context=context, initializer=_prepare_process) as processes:
         running = [processes.submit(_try_chunk, chunk) for chunk in chunks]
         for done in as_completed(running):
             for outcome in done.result():
@@ -94,6 +95,12 @@ def run_seeds(
             if max_failures is not None and num_failures >= max_failures:
                 processes.shutdown(cancel_futures=True)
                 return
+
+
+def _prepare_process() -> None:
+    silence_logs()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _try_chunk(seeds: list[int]) -> list[SeedReport | SeedFailure]:

@@ -33,7 +33,7 @@ def draw_shape(dice: random.Random, folder: Path) -> ClusterShape:
         ),
         duplicate_rate=dice.choice([0.0, 0.02, 0.2]),
         num_gateways=dice.choice([1, 2, 3]),
-        ledger_interval=dice.choice([1, 10, 30, 100]),
+        ledger_interval=dice.choice([1, 10, 30, 30, 100, 100]),
         catalogue_dir=folder if dice.random() < 0.6 else None,
     )
 
