@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,18 +22,6 @@ MAX_NEW_OBJECTS = 500
 ROOMY = ServerSettings("frames", max_num_seqs=32, block_size=8, num_blocks=1200)
 CROWDED = ServerSettings("grpc", max_num_seqs=32, block_size=8, num_blocks=90)
 """Most requests wait, and those that run preempt one another."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_compiled_shapes() -> Iterator[None]:
-    """The worker's matrix library keeps compiled code for each batch shape, up to 1024 of them: 300 MiB and more.
-
-    That bound is reached after some thousand requests, and would hide a leak until then.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-            patch.setenv(name, "4")
-        yield
 
 
 async def one_client(http: httpx.AsyncClient, rng: random.Random) -> int | None:

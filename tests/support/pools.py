@@ -7,6 +7,7 @@ from typing import Any
 from octavo.common.messages.kv import (
     Admission,
     Admitted,
+    Arrival,
     Fork,
     Forked,
     KvReply,
@@ -56,9 +57,15 @@ class DrivenPool:
         assert violations(self.pool) == []
         return reply
 
-    def admit(self, sequence_id: int, token_ids: tuple[int, ...], salt: bytes = b"") -> Admitted:
-        [answer] = self.send(admissions=[Admission(sequence_id, token_ids, salt)]).admitted
+    def admit(
+        self, sequence_id: int, token_ids: tuple[int, ...] = (), salt: bytes = b"", *, waits: bool = False
+    ) -> Admitted:
+        """Ask for blocks; `waits` for another sequence that computes the next one, instead of computing it again."""
+        [answer] = self.send(admissions=[Admission(sequence_id, token_ids, salt, computes_itself=not waits)]).admitted
         return answer
+
+    def arrive(self, sequence_id: int, token_ids: tuple[int, ...], salt: bytes = b"", **adapter: Any) -> None:
+        self.send(arrivals=[Arrival(sequence_id, token_ids, salt, **adapter)])
 
     def publish(self, sequence_id: int, num_computed_tokens: int, new_token_ids: tuple[int, ...] = ()) -> None:
         self.send(publications=[Publication(sequence_id, num_computed_tokens, new_token_ids)])

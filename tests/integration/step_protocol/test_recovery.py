@@ -101,6 +101,7 @@ def test_blocks_of_ended_sequences_are_recycled_while_nobody_manages(tmp_path: P
     cluster = FaultyCluster(
         num_blocks=100,
         catalogue_dir=tmp_path,
+        seed=5,  # at the cut there are credits left
         settings=CoreSettings(max_num_batched_tokens=32, credits_per_sequence=1),
     )
     short = [cluster.submit(some_prompt(4, first=first), max_tokens=30) for first in range(2)]

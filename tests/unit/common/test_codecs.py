@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -109,8 +110,26 @@ kv_request = st.one_of(
         forks=few(st.builds(kv.Fork, parent_id=uint64, child_id=uint64, num_tokens=index)),
         releases=few(st.builds(kv.Release, sequence_id=number, last_step=number)),
         returned_credits=st.lists(index, max_size=5),
-        admissions=few(st.builds(kv.Admission, sequence_id=uint64, token_ids=ids, salt=st.binary(max_size=9))),
+        admissions=few(
+            st.builds(
+                kv.Admission,
+                sequence_id=uint64,
+                token_ids=ids,
+                salt=st.binary(max_size=9),
+                computes_itself=st.booleans(),
+            )
+        ),
         credit_target=index,
+        arrivals=few(
+            st.builds(
+                kv.Arrival,
+                sequence_id=uint64,
+                token_ids=ids.map(lambda token_ids: array("i", token_ids)),
+                salt=st.binary(max_size=9),
+                adapter=text,
+                adapter_generation=uint64,
+            )
+        ),
     ),
 )
 verdict = st.sampled_from(kv.Verdict)

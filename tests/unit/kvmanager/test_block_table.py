@@ -192,7 +192,7 @@ def test_an_impossible_publication_changes_nothing(publication: Publication, com
     pool.admit(1, tokens(0, 40))
     with pytest.raises(ProtocolError, match=complaint):
         pool.send(publications=[publication])
-    assert pool.pool.blocks.digest_to_block == {}
+    assert pool.pool.blocks.key_to_block == {}
 
 
 def test_a_publication_again_or_of_less_changes_nothing() -> None:
@@ -200,7 +200,7 @@ def test_a_publication_again_or_of_less_changes_nothing() -> None:
     pool.admit(1, tokens(0, 40))
     for num_computed_tokens in (32, 32, 16, 0, 40):
         pool.publish(1, num_computed_tokens)
-    assert len(pool.pool.blocks.digest_to_block) == 2
+    assert len(pool.pool.blocks.key_to_block) == 2
 
 
 def test_an_unknown_sequence_cannot_be_released() -> None:

@@ -73,7 +73,7 @@ def test_a_block_whose_parent_is_gone_cannot_be_hit() -> None:
     nodes, _ = prefix_nodes(driven.pool, 0, 100)
     assert {node.depth for node in nodes} == {0, 1, 2, 3}
     blocks.keys[gone] = None
-    blocks.digest_to_block.pop(key.digest)
+    blocks.key_to_block.pop(key)
     nodes, _ = prefix_nodes(driven.pool, 0, 100)
     assert {node.depth for node in nodes} == {-1}
 

@@ -51,7 +51,7 @@ def _evict_without_the_index(blocks: BlockPool) -> None:
 
 
 def _drop_an_index_entry(blocks: BlockPool) -> None:
-    blocks.digest_to_block.popitem()
+    blocks.key_to_block.popitem()
 
 
 def _give_a_free_block_a_key(blocks: BlockPool) -> None:

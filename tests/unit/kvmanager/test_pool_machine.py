@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from octavo.common.messages.kv import (
     Admission,
     Admitted,
+    Arrival,
     BlockCopy,
     Fork,
     Forked,
@@ -23,7 +24,9 @@ from octavo.common.messages.kv import (
     Publication,
     Release,
     Verdict,
+    WaitReason,
 )
+from octavo.kvmanager.flush import FlushScope
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
 
@@ -50,6 +53,7 @@ class Sequence:
     num_told: int = 0
     """Tokens that the manager knows."""
     num_published: int = 0
+    has_arrived: bool = False
 
     def content(self, position: int) -> Content:
         return self.salt, tuple(self.tokens[: position + 1])
@@ -95,6 +99,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.credits: list[int] = []
         self.spent: list[tuple[int, int]] = []
         self.changes: list[BlockCopy | int] = []
+        self.abandoned: list[int] = []
+        """Sequences that have arrived and will not be asked for."""
+        self.unfindable: set[int] = set()
+        """Live sequences that were there at a flush."""
 
     # What the scheduler does
 
@@ -107,6 +115,21 @@ class PoolMachine(RuleBasedStateMachine):
     def submit(self, prompt: list[int], salt: bytes) -> None:
         self.waiting.append(Sequence(self.next_id, prompt, salt))
         self.next_id += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(seed=seeds)
+    def abandon(self, seed: int) -> None:
+        """A client leaves before its prompt has blocks."""
+        gone = self.waiting.pop(Random(seed).randrange(len(self.waiting)))
+        if gone.has_arrived:
+            self.abandoned.append(gone.sequence_id)
+
+    @rule(scope=st.sampled_from([FlushScope(), FlushScope(salt=b"tenant"), FlushScope(salt=b"")]))
+    def flush(self, scope: FlushScope) -> None:
+        matches = scope.matcher()
+        self.pool.flush(scope)
+        assert not any(map(matches, self.pool.blocks.key_to_block))
+        self.unfindable |= {one.sequence_id for one in self.live.values() if scope.salt in (None, one.salt)}
 
     @rule(seed=seeds, credit_target=st.integers(0, 6), returns=st.booleans())
     def exchange(self, seed: int, credit_target: int, returns: bool) -> None:
@@ -201,13 +224,17 @@ class PoolMachine(RuleBasedStateMachine):
             spent=self.spent,
             publications=[publication for publication in publications if publication is not None],
             forks=forks,
-            releases=[Release(sequence.sequence_id, self.launched) for sequence in releases],
+            releases=[
+                *(Release(sequence.sequence_id, self.launched) for sequence in releases),
+                *(Release(sequence_id, 0) for sequence_id in self.abandoned),
+            ],
             returned_credits=returned_credits,
-            admissions=[Admission(one.sequence_id, tuple(one.tokens), one.salt) for one in self.waiting],
+            admissions=[self.admission(one) for one in self.waiting],
             credit_target=credit_target,
+            arrivals=[Arrival(one.sequence_id, one.tokens, one.salt) for one in self.waiting if self.arrives_now(one)],
         )
         reply = self.pool.apply(request)
-        self.spent = []
+        self.spent, self.abandoned = [], []
         parents = dict(self.live)
         self.let_go(releases)
         self.credits = [credit for credit in self.credits if credit not in returned_credits]
@@ -216,6 +243,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.take_admissions(reply.admitted)
         self.take_credits(reply, credit_target)
         return reply
+
+    def arrives_now(self, sequence: Sequence) -> bool:
+        """Two of three tell their tokens by an arrival."""
+        if sequence.has_arrived or sequence.sequence_id % 3 == 0:
+            return False
+        sequence.has_arrived = True
+        return True
+
+    def admission(self, sequence: Sequence) -> Admission:
+        computes_itself = Random(self.message_no).random() < 0.3
+        if sequence.sequence_id % 3:
+            return Admission(sequence.sequence_id, computes_itself=computes_itself)
+        return Admission(sequence.sequence_id, tuple(sequence.tokens), sequence.salt, computes_itself)
 
     def publication(self, sequence: Sequence) -> Publication | None:
         num_full = sequence.num_computed // BLOCK_SIZE * BLOCK_SIZE
@@ -229,6 +269,7 @@ class PoolMachine(RuleBasedStateMachine):
     def let_go(self, releases: list[Sequence]) -> None:
         for sequence in releases:
             del self.live[sequence.sequence_id]
+            self.unfindable.discard(sequence.sequence_id)
             for block_id in sequence.blocks:
                 self.fences[block_id] = max(self.fences[block_id], self.launched)
 
@@ -240,7 +281,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert list(forked.block_ids[:num_full]) == parent.blocks[:num_full]
         assert (forked.copy is not None) == (fork.num_tokens % BLOCK_SIZE != 0)
         if forked.copy is not None:
-            assert forked.copy == BlockCopy(parent.blocks[num_full], forked.block_ids[num_full])
+            assert forked.copy.source_id == parent.blocks[num_full]
+            assert forked.copy.target_id == forked.block_ids[num_full]
+            assert forked.copy.target_generation == forked.generations[num_full]
             self.hand_out(forked.block_ids[num_full], forked.generations[num_full])
             self.changes.append(forked.copy)
         child = Sequence(
@@ -266,13 +309,19 @@ class PoolMachine(RuleBasedStateMachine):
                 assert not seen_later
                 self.take_table(sequence, answer)
             elif answer.verdict is Verdict.LATER:
-                seen_later = True
+                seen_later |= answer.wait_reason in (WaitReason.NO_BLOCKS, WaitReason.BEHIND_ANOTHER)
+                if answer.wait_reason is WaitReason.IN_FLIGHT:
+                    leader = self.live[answer.awaited_sequence_id]
+                    assert leader.salt == sequence.salt
+                    assert leader.tokens[:BLOCK_SIZE] == sequence.tokens[:BLOCK_SIZE]
+                    assert leader.num_computed < len(leader.tokens)
                 self.waiting.append(sequence)
 
     def take_table(self, sequence: Sequence, answer: Admitted) -> None:
         num_hits, rest = divmod(answer.num_cached_tokens, BLOCK_SIZE)
         assert rest == 0
         assert answer.num_cached_tokens < len(sequence.tokens)
+        assert num_hits + sum(miss.num_blocks for miss in answer.misses) == len(sequence.tokens) // BLOCK_SIZE
         assert len(answer.block_ids) == -(-len(sequence.tokens) // BLOCK_SIZE)
         for position in range(answer.num_cached_tokens):
             block_id = answer.block_ids[position // BLOCK_SIZE]
@@ -311,6 +360,12 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             assert violations(self.pool) == []
             assert sum(getattr(self.counts, name) for name in self.counts.__slots__) == self.num_blocks
+
+    @invariant()
+    def what_was_flushed_is_not_published_again(self) -> None:
+        if hasattr(self, "pool"):
+            for sequence_id in self.unfindable & self.live.keys():
+                assert not self.pool.tables.table(sequence_id).is_publishing
 
     @property
     def counts(self):  # type: ignore[no-untyped-def]

@@ -18,6 +18,7 @@ from octavo.common.messages.kv import (
     Publication,
     Release,
 )
+from octavo.kvmanager.block_hash import digest_of
 from octavo.kvmanager.block_pool import BlockState
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.ledger import violations
@@ -165,7 +166,7 @@ def test_catalogue_of_another_life_or_with_torn_records_is_not_believed(tmp_path
     old.write_catalogue()
     [path] = tmp_path.glob("*.catalogue")
     content = bytearray(path.read_bytes())
-    place = content.index(bytes([1, 0, 0, 0, 2, 0, 0, 0]))  # tokens 1 and 2 of block 0
+    place = content.index(digest_of(old.blocks.keys[0]))
     content[place] ^= 1
     path.write_bytes(content)
     folder.close()

@@ -59,7 +59,7 @@ def opening(pool_id: str = "group-0", epoch: int = 1, incarnation: int = 1) -> O
 
 
 def step(message_no: int, sequence_id: int | None = None) -> KvRequest:
-    admissions = [] if sequence_id is None else [Admission(sequence_id, tuple(range(20)))]
+    admissions = [] if sequence_id is None else [Admission(sequence_id, tuple(range(20)), computes_itself=True)]
     return KvRequest(message_no, 0, admissions=admissions)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from octavo.common.errors import MessageGapError
-from octavo.common.messages.kv import Admission, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
+from octavo.common.messages.kv import Admission, Arrival, Fork, KvReply, KvRequest, PoolCounts, Publication, Release
 from octavo.scheduler.block_account import BlockAccount
 from support.sequences import make_running, make_sequence
 
@@ -94,14 +96,15 @@ def test_everything_of_a_step_is_in_one_message() -> None:
     parent, child, ended, fresh = (make_running(block_ids=(10,), slot=0) for _ in range(4))
     account.fork(parent, child, 9)
     account.release(ended, last_step=9)
-    account.admit(fresh)
+    account.admit(fresh, computes_itself=False)
     request = sent(account, acknowledged_step=8, credit_target=6)
     assert request == KvRequest(
         message_no=2,
         acknowledged_step=8,
         forks=[Fork(parent.sequence_id, child.sequence_id, 9)],
         releases=[Release(ended.sequence_id, 9)],
-        admissions=[Admission(fresh.sequence_id, tuple(range(10)), b"")],
+        admissions=[Admission(fresh.sequence_id)],
+        arrivals=[Arrival(fresh.sequence_id, array("i", range(10)))],
         credit_target=6,
         last_reply_no=1,
     )
@@ -109,7 +112,7 @@ def test_everything_of_a_step_is_in_one_message() -> None:
 
 def test_recalled_credits_go_back_the_latest_first() -> None:
     account = account_with_credits((70, 1), (71, 1), (72, 1))
-    account.admit(make_sequence())
+    account.admit(make_sequence(), computes_itself=False)
     sent(account)
     account.on_reply(reply(2, num_recalled=2))
     assert account.num_credits == 1

@@ -209,7 +209,12 @@ class FaultyCluster(StepCluster):
                 deliveries["from KV manager"] = self._deliver_from_kvmanager
         elif self.now >= self.kv_back_at and self.group.has_worker_life:
             deliveries["KV manager connects"] = self._connect_kvmanager
+        if self.slices:
+            deliveries["KV manager hashes"] = self._hash_slice
         return deliveries
+
+    def _hash_slice(self) -> None:
+        self.slices.popleft()()
 
     def _connect_worker(self) -> None:
         self.worker_link = WorkersLink()
@@ -295,9 +300,13 @@ class FaultyCluster(StepCluster):
     def _start_kvmanager(self) -> None:
         if self._catalogues is not None:
             self._catalogues.close()
+        self.slices: deque[Callable[[], None]] = deque()
+        """Work that the KV manager does between messages."""
         self._catalogues = None if self._catalogue_dir is None else CatalogueFolder(self._catalogue_dir)
         settings = PoolSettings(watermark=self._watermark)
-        self.kvmanager = KvManagerServer(settings, next(self._boot_epochs), self._check, self._catalogues)
+        self.kvmanager = KvManagerServer(
+            settings, next(self._boot_epochs), self._check, self._catalogues, call_soon=self.slices.append
+        )
 
     def _new_worker(self) -> SessionWorker:
         def start() -> ScriptedWorker:

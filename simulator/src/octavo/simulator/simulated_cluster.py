@@ -11,10 +11,11 @@ from typing import Any
 from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
 from octavo.common.messages.generation import Abort, Explain, Forget, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened
-from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello
+from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
 from octavo.scheduler.core import CoreSettings, SchedulerCore
 from octavo.scheduler.worker_group import WorkerGroup
 from octavo.simulator.faulty_cluster import FaultyCluster, SchedulersLink
+from octavo.simulator.fence_watch import FenceWatch
 from octavo.simulator.scripted_gateway import ClientRequest, ScriptedGateway
 from octavo.simulator.tally import Tally
 
@@ -46,6 +47,7 @@ class SimulatedCluster(FaultyCluster):
     def __init__(self, shape: ClusterShape, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.tally = Tally()
         self.num_steps = 0
+        self._fences = FenceWatch()
         self._shape = shape
         self._trace = trace
         self._due: dict[str, float] = {}
@@ -242,6 +244,8 @@ class SimulatedCluster(FaultyCluster):
         if outbox.plans:
             assert self.worker_link is not None, "plans without a link"
             self.worker_link.requests.extend(outbox.plans)
+            for plan in outbox.plans:
+                self._fences.sent(plan)
         if outbox.kv_messages:
             assert self.kv_link is not None, "messages without a link"
             self.kv_link.requests.extend(outbox.kv_messages)
@@ -276,10 +280,18 @@ class SimulatedCluster(FaultyCluster):
                 self._corrupts_next_plan = False
                 self.events["plan corrupted"] += 1
         self.tally.plan(queue[0])
+        step_id = queue[0].step_id
         super()._compute()
+        self._fences.ran(step_id)
         if is_corrupt:
             assert worker.refusal is not None, "a plan with a block of an old generation ran"
             self.events["old generation refused"] += 1
+
+    def _deliver_from_worker(self) -> None:
+        assert self.worker_link is not None
+        if isinstance(message := self.worker_link.replies[0], WorkerReady) and not message.is_resumed:
+            self._fences.start_over()
+        super()._deliver_from_worker()
 
     def _deliver_to_kvmanager(self) -> None:
         link = self.kv_link
@@ -302,6 +314,7 @@ class SimulatedCluster(FaultyCluster):
         for reply in itertools.islice(link.replies, num_replies, None):
             assert isinstance(reply, KvReply)
             self.tally.kv_reply(reply, self.model.block_size, quarantined)
+            self._fences.check(reply, self.model.block_size)
 
     def _deliver_from_kvmanager(self) -> None:
         assert self.kv_link is not None

@@ -84,11 +84,13 @@ class StepCluster:
     def submit(self, prompt: list[int], max_tokens: int, **params: Any) -> int:
         """`branch` is (request_no, choice, number of tokens); the prompt goes on from there."""
         salt, keep_s = params.pop("cache_salt", b""), params.pop("keep_s", 0.0)
-        parent = params.pop("branch", None)
+        parent, priority = params.pop("branch", None), params.pop("priority", 0)
         branch = BranchPoint(f"request-{parent[0]}", *parent[1:]) if parent else None
         request_no = next(self._request_nos)
         options = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
-        submit = Submit(request_no, f"request-{request_no}", tuple(prompt), options, salt, branch=branch, keep_s=keep_s)
+        submit = Submit(
+            request_no, f"request-{request_no}", tuple(prompt), options, salt, priority, branch=branch, keep_s=keep_s
+        )
         self.core.on_submit(GATEWAY, submit)
         self._advance()
         return request_no
@@ -108,7 +110,7 @@ class StepCluster:
 
     def step(self) -> bool:
         """Deliver one message. False if none is on its way."""
-        deliveries: list[Callable[[], None]] = []
+        deliveries: list[Callable[[], object]] = []
         if self._plans:
             deliveries.append(lambda: self._results.append(self.worker.run(self._plans.popleft())))
         if self._requests:
@@ -117,6 +119,8 @@ class StepCluster:
             deliveries.append(lambda: self._deliver(self.core.on_step_result, self._results))
         if self._replies:
             deliveries.append(lambda: self._deliver(self.core.on_kv_reply, self._replies))
+        if self.pool.arrivals.has_unhashed:
+            deliveries.append(self.pool.hash_slice)
         if not deliveries:
             return False
         self.random.choice(deliveries)()
@@ -142,7 +146,7 @@ class StepCluster:
         assert violations(self.pool) == []
         counts = self.pool.blocks.counts()
         assert counts.active == counts.quarantined == counts.granted == 0
-        assert len(self.pool.tables) == 0
+        assert len(self.pool.tables) == len(self.pool.tables.flights) == len(self.pool.arrivals) == 0
 
     def _serve_kv_request(self) -> None:
         self._replies.append(self.pool.apply(self._requests.popleft()))

@@ -42,6 +42,7 @@ EVENTS = (
     "admission put off",
     "prefix hit",
     "hit on a quarantined block",
+    "prompt hashed ahead",
     "wait for a block in flight",
     "preempted",
     "swapped out",
@@ -75,6 +76,7 @@ class Tally(Counter[str]):
     def kv_request(self, pool: Pool, request: KvRequest) -> set[int]:
         """Before it is applied. The blocks that its acknowledgement leaves in quarantine."""
         self["published after compute"] += len(request.publications)
+        self["prompt hashed ahead"] += len(request.arrivals)
         self["credit spent before it was told"] += len(request.spent)
         self["credit given back"] += len(request.returned_credits)
         if not request.admissions or not pool.blocks.counts().quarantined:

@@ -29,6 +29,7 @@ def draw_shape(dice: random.Random, folder: Path) -> ClusterShape:
             prefix_cache=dice.random() < 0.85,
             credits_per_sequence=dice.choice([1, 2, 4]),
             min_shared_blocks=dice.choice([1, 2, 4]),
+            single_flight_timeout_s=dice.choice([0.005, 0.1, 5.0]),
             max_num_kept=dice.choice([2, 5, 50]),
         ),
         duplicate_rate=dice.choice([0.0, 0.02, 0.2]),

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.kv import Admission, Admitted, Verdict
+from octavo.common.messages.kv import Admission, Admitted, PrefixMiss, Verdict, WaitReason
+from octavo.kvmanager.arrivals import STEP_TOKENS, ArrivalBook, Arrived
 from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.stats import KvStats
 
 MAX_WAITING_CHAINS = 64
-"""Sequences told LATER whose block keys are kept for the next time they ask."""
+"""Sequences that never arrived and were told LATER whose block keys are kept for the next time they ask."""
+
+MAX_LOOKUPS = 2048
+"""Blocks looked up for one message. Admissions that come after so many are told to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,9 @@ class AdmissionControl:
     """Answers admissions.
 
     NEVER  the sequence needs more blocks than the pool has.
-    LATER  it does not fit, or one before it in the same message did not.
+    LATER  HASHING: its prompt is not hashed yet. IN_FLIGHT: another sequence computes its next block.
+           NO_BLOCKS: it does not fit. BEHIND_ANOTHER: one before it in the same message did not, or the message has
+           had all its lookups. The first two do not hold up those behind.
     OK     otherwise.
 
     It fits if `num_watermark_blocks` are left over of the free, cached and granted blocks; none need be if no
@@ -39,79 +45,137 @@ class AdmissionControl:
     """
 
     def __init__(
-        self, blocks: BlockPool, tables: BlockTables, hasher: BlockHasher, num_watermark_blocks: int, stats: KvStats
+        self,
+        blocks: BlockPool,
+        tables: BlockTables,
+        arrivals: ArrivalBook,
+        hasher: BlockHasher,
+        num_watermark_blocks: int,
+        stats: KvStats,
     ) -> None:
         self._blocks = blocks
         self._tables = tables
+        self._arrivals = arrivals
         self._hasher = hasher
         self._num_watermark_blocks = num_watermark_blocks
         self._stats = stats
-        self._waiting_chains: OrderedDict[int, TokenChain] = OrderedDict()
+        self._waiting_chains: OrderedDict[int, Arrived] = OrderedDict()
+        self._num_hashable_blocks = 0
+        self._num_lookups = 0
+        self._num_missing_blocks = 0
 
     def admit(self, admissions: Sequence[Admission]) -> AdmissionRound:
         """Serve in order. Raises ProtocolError for a sequence that holds a table or has no tokens."""
         admitted: list[Admitted] = []
-        num_missing_blocks = 0
+        self._num_hashable_blocks = STEP_TOKENS // self._hasher.block_size
+        self._num_lookups = self._num_missing_blocks = 0
         is_blocked = False
         for admission in admissions:
-            num_blocks = self._num_blocks(admission)
+            arrived = self._arrived(admission)
+            num_blocks = -(-arrived.chain.num_tokens // self._hasher.block_size)
             if num_blocks > self._blocks.num_blocks:
+                self._arrivals.forget(admission.sequence_id)
                 answer = Admitted(admission.sequence_id, Verdict.NEVER)
-            elif is_blocked:
-                answer = Admitted(admission.sequence_id, Verdict.LATER)
+            elif is_blocked or self._num_lookups > MAX_LOOKUPS:
+                answer = _later(admission, WaitReason.BEHIND_ANOTHER)
             else:
-                answer, num_missing_blocks = self._admit_one(admission, num_blocks)
-                is_blocked = answer.verdict is Verdict.LATER
+                answer = self._admit_one(admission, arrived, num_blocks)
+                is_blocked = answer.wait_reason is WaitReason.NO_BLOCKS
+            if answer.verdict is Verdict.LATER:
+                self._stats.num_waits[answer.wait_reason] += 1
+                self._keep_waiting(admission, arrived)
             self._stats.num_admissions[answer.verdict] += 1
             admitted.append(answer)
-        return AdmissionRound(admitted, num_missing_blocks)
+        return AdmissionRound(admitted, self._num_missing_blocks)
 
-    def _num_blocks(self, admission: Admission) -> int:
-        if admission.sequence_id in self._tables:
-            raise ProtocolError(f"sequence {admission.sequence_id} holds a table already")
+    def _arrived(self, admission: Admission) -> Arrived:
+        sequence_id = admission.sequence_id
+        if sequence_id in self._tables:
+            raise ProtocolError(f"sequence {sequence_id} holds a table already")
+        arrived = self._arrivals.find(sequence_id)
+        if arrived is not None:
+            return arrived
         if not admission.token_ids:
-            raise ProtocolError(f"sequence {admission.sequence_id} has no tokens")
-        return -(-len(admission.token_ids) // self._hasher.block_size)
+            raise ProtocolError(f"sequence {sequence_id} has no tokens")
+        packed_tokens = pack_int32(admission.token_ids)
+        arrived = self._waiting_chains.pop(sequence_id, None)
+        if arrived is None or not arrived.chain.holds(packed_tokens, admission.salt):
+            arrived = Arrived(TokenChain(self._hasher, packed_tokens, admission.salt))
+        return arrived
 
-    def _admit_one(self, admission: Admission, num_blocks: int) -> tuple[Admitted, int]:
-        chain = self._chain_of(admission)
-        hits = self._hits(chain)
+    def _admit_one(self, admission: Admission, arrived: Arrived, num_blocks: int) -> Admitted:
+        sequence_id, chain = admission.sequence_id, arrived.chain
+        if not self._finish_hashing(sequence_id, chain):
+            return _later(admission, WaitReason.HASHING)
+        if not admission.computes_itself and (leader_id := self._leader_of(arrived)) is not None:
+            return _later(admission, WaitReason.IN_FLIGHT, leader_id)
+        # At least one token is left out, so that there is one to compute logits from.
+        num_findable = (chain.num_tokens - 1) // self._hasher.block_size
+        hits = self._blocks.find_run(chain.keys, num_findable)
+        self._num_lookups += len(hits) + 1
+        arrived.awaited_block = len(hits) if len(hits) < num_findable else -1
+        if not admission.computes_itself and (leader_id := self._leader_of(arrived)) is not None:
+            return _later(admission, WaitReason.IN_FLIGHT, leader_id)
         num_new_blocks = num_blocks - len(hits)
         # Cached blocks that are hit cannot be evicted for the new ones.
-        num_hits_cached = sum(self._blocks.states[block_id] is BlockState.CACHED for block_id in hits)
+        states = self._blocks.states
+        num_hits_cached = sum([states[block_id] is BlockState.CACHED for block_id in hits])
         num_available = self._blocks.num_available - num_hits_cached
         num_left = num_available + len(self._blocks.granted) - num_new_blocks
         if num_left < (self._num_watermark_blocks if len(self._tables) else 0):
-            self._keep_waiting(admission.sequence_id, chain)
-            return Admitted(admission.sequence_id, Verdict.LATER), 0
+            return _later(admission, WaitReason.NO_BLOCKS)
         if num_available < num_new_blocks:
-            self._keep_waiting(admission.sequence_id, chain)
-            return Admitted(admission.sequence_id, Verdict.LATER), num_new_blocks - num_available
-        table = self._tables.create(admission.sequence_id, chain, hits, num_new_blocks)
+            self._num_missing_blocks = num_new_blocks - num_available
+            return _later(admission, WaitReason.NO_BLOCKS)
+        return self._give_table(sequence_id, chain, hits, num_new_blocks)
+
+    def _give_table(self, sequence_id: int, chain: TokenChain, hits: list[int], num_new_blocks: int) -> Admitted:
+        misses = self._blocks.history.misses(chain.keys, len(hits), self._tables.flights)
+        table = self._tables.create(sequence_id, chain, hits, num_new_blocks)
+        self._arrivals.forget(sequence_id)
         num_cached_tokens = len(hits) * self._hasher.block_size
-        self._stats.num_prefix_lookup_tokens += len(admission.token_ids)
-        self._stats.num_prefix_hit_tokens += num_cached_tokens
-        generations = self._tables.generations(table)
-        return Admitted(admission.sequence_id, Verdict.OK, num_cached_tokens, tuple(table.block_ids), generations), 0
+        self._count(chain, len(hits), misses)
+        return Admitted(
+            sequence_id,
+            Verdict.OK,
+            num_cached_tokens,
+            tuple(table.block_ids),
+            self._tables.generations(table),
+            misses=tuple(misses),
+        )
 
-    def _hits(self, chain: TokenChain) -> list[int]:
-        """Leading blocks found. At least one token is left out, so that there is one to compute logits from."""
-        hits: list[int] = []
-        for index in range((chain.num_tokens - 1) // self._hasher.block_size):
-            block_id = self._blocks.find(chain.key(index))
-            if block_id is None:
-                break
-            hits.append(block_id)
-        return hits
+    def _finish_hashing(self, sequence_id: int, chain: TokenChain) -> bool:
+        """Hash what is left if the message may, or must since the sequence has not arrived before."""
+        num_unhashed = chain.num_unhashed_blocks
+        if num_unhashed > self._num_hashable_blocks and sequence_id in self._arrivals:
+            return False
+        if num_unhashed:
+            self._num_hashable_blocks -= num_unhashed
+            chain.hash_up_to(chain.num_full_blocks)
+        return True
 
-    def _chain_of(self, admission: Admission) -> TokenChain:
-        packed_tokens = pack_int32(admission.token_ids)
-        chain = self._waiting_chains.pop(admission.sequence_id, None)
-        if chain is None or not chain.holds(packed_tokens, admission.salt):
-            chain = TokenChain(self._hasher, packed_tokens, admission.salt)
-        return chain
+    def _leader_of(self, arrived: Arrived) -> int | None:
+        """The sequence that computes the block which this one awaits."""
+        if arrived.awaited_block < 0:
+            return None
+        return self._tables.flights.leader(arrived.chain.keys[arrived.awaited_block])
 
-    def _keep_waiting(self, sequence_id: int, chain: TokenChain) -> None:
-        self._waiting_chains[sequence_id] = chain
+    def _count(self, chain: TokenChain, num_hits: int, misses: list[PrefixMiss]) -> None:
+        stats = self._stats
+        stats.num_prefix_lookup_tokens += chain.num_tokens
+        stats.num_prefix_hit_tokens += num_hits * self._hasher.block_size
+        stats.num_prefix_lookup_blocks += chain.num_full_blocks
+        stats.num_prefix_hit_blocks += num_hits
+        for miss in misses:
+            stats.num_missed_blocks[miss.reason] += miss.num_blocks
+
+    def _keep_waiting(self, admission: Admission, arrived: Arrived) -> None:
+        if admission.sequence_id in self._arrivals:
+            return
+        self._waiting_chains[admission.sequence_id] = arrived
         if len(self._waiting_chains) > MAX_WAITING_CHAINS:
             self._waiting_chains.popitem(last=False)
+
+
+def _later(admission: Admission, reason: WaitReason, leader_id: int = 0) -> Admitted:
+    return Admitted(admission.sequence_id, Verdict.LATER, wait_reason=reason, awaited_sequence_id=leader_id)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.catalogue import Catalogue
+from octavo.kvmanager.eviction import SegmentedLru
+from octavo.kvmanager.miss_reasons import PrefixHistory
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from octavo.kvmanager.stats import KvStats
+
+PROTECTED_SHARE = 0.8
+"""Share of a pool's blocks that may be cached blocks protected from scans. See `SegmentedLru`."""
 
 
 class BlockState(enum.IntEnum):
@@ -31,7 +36,7 @@ class BlockPool:
         free         in no table, no key                   handed out first, most recently freed first
         granted      a credit of the scheduler, no key     becomes active when spent, free when returned
         active       ref_count >= 1                        never handed out
-        cached       ref_count == 0, has a key             handed out last, least recently used first
+        cached       ref_count == 0, has a key             handed out last, see SegmentedLru
         quarantined  ref_count == 0, fence not yet open    never handed out; found by its key if it has one
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
@@ -40,25 +45,31 @@ class BlockPool:
     is acknowledged. A block's generation rises each time it is handed out as new: (block, generation) names one use.
     """
 
-    def __init__(self, num_blocks: int, stats: KvStats | None = None, catalogue: Catalogue | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        stats: KvStats | None = None,
+        catalogue: Catalogue | None = None,
+        protected_share: float = PROTECTED_SHARE,
+    ) -> None:
         self.num_blocks = num_blocks
         self.stats = stats or KvStats()
         self.acknowledged_step = 0
         self.states = [BlockState.FREE] * num_blocks
         self.ref_counts = [0] * num_blocks
-        self.generations = [0] * num_blocks if catalogue is None else catalogue.generations
+        self.generations = array("i", bytes(4 * num_blocks)) if catalogue is None else catalogue.generations
         self._catalogue = catalogue
-        self.fences = [0] * num_blocks
+        self.fences = array("q", bytes(8 * num_blocks))
         self.keys: list[BlockKey | None] = [None] * num_blocks
         self.parents: list[BlockKey | None] = [None] * num_blocks
         """Key of the block before it in its prefix. Means something only where there is a key."""
         self.events = PoolEvents()
         self.free = list(range(num_blocks - 1, -1, -1))
         """A stack: the next one to hand out is the last."""
-        self.cached: OrderedDict[int, None] = OrderedDict()
-        """Least recently used first."""
+        self.cached = SegmentedLru(num_blocks, int(protected_share * num_blocks))
         self.granted: set[int] = set()
-        self.digest_to_block: dict[bytes, int] = {}
+        self.key_to_block: dict[BlockKey, int] = {}
+        self.history = PrefixHistory(num_blocks, self.keys, self.key_to_block)
         self._num_active = 0
         self._num_quarantined = 0
         self._quarantine: dict[int, list[int]] = {}
@@ -81,18 +92,24 @@ class BlockPool:
         return len(self.free) + len(self.cached)
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, or None. Equal digests of different contents find nothing."""
-        block_id = self.digest_to_block.get(key.digest)
-        if block_id is None:
-            return None
-        published = self.keys[block_id]
-        return block_id if published is not None and published.content == key.content else None
+        """The block that holds this content, or None."""
+        return self.key_to_block.get(key)
+
+    def find_run(self, keys: Sequence[BlockKey], num_blocks: int) -> list[int]:
+        """The blocks of the leading keys, at most `num_blocks`, up to the first that is not found."""
+        found, key_to_block = [], self.key_to_block
+        for index in range(num_blocks):
+            block_id = key_to_block.get(keys[index])
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
 
     def pin(self, block_id: int) -> None:
         """Add a reference to a block that `find` returned, or that is active."""
         state = self.states[block_id]
         if state is BlockState.CACHED:
-            del self.cached[block_id]
+            self.cached.remove(block_id)
         elif state is BlockState.QUARANTINED:
             self._num_quarantined -= 1
         elif state is not BlockState.ACTIVE:
@@ -102,11 +119,20 @@ class BlockPool:
             self._num_active += 1
         self.ref_counts[block_id] += 1
 
-    def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take `num_blocks` blocks, each with one reference, or none at all if fewer are available."""
+    def pin_hits(self, block_ids: Sequence[int]) -> None:
+        """Add a reference to each of these blocks, which a prefix was found in."""
+        for block_id in block_ids:
+            self.pin(block_id)
+            self.cached.note_hit(block_id)
+
+    def allocate(self, num_blocks: int, sequence_id: int = 0) -> list[int] | None:
+        """Take `num_blocks` blocks, each with one reference, or none at all if fewer are available.
+
+        `sequence_id`: for whom, so that it can be told why a block was evicted.
+        """
         if num_blocks > self.num_available:
             return None
-        taken = self._take(num_blocks, BlockState.ACTIVE)
+        taken = self._take(num_blocks, BlockState.ACTIVE, sequence_id)
         for block_id in taken:
             self.ref_counts[block_id] = 1
         self._num_active += num_blocks
@@ -132,14 +158,16 @@ class BlockPool:
         self.free.append(block_id)
 
     def publish(self, block_id: int, key: BlockKey, parent: BlockKey | None = None) -> None:
-        """Make an active block findable. The first publisher of a digest wins: later ones stay without a key.
+        """Make an active block findable. The first publisher of a key wins: later ones stay without one.
 
         `parent`: key of the block before it, None for the first of a sequence.
         """
-        if self.keys[block_id] is None and key.digest not in self.digest_to_block:
+        if self.keys[block_id] is None and key not in self.key_to_block:
             self.keys[block_id] = key
-            self.digest_to_block[key.digest] = block_id
+            self.key_to_block[key] = block_id
             self.parents[block_id] = parent
+            self.cached.note_stored(block_id)
+            self.history.note_stored(block_id, key)
             if self._catalogue is not None:
                 self._catalogue.put(block_id, key)
             if self.events.is_recording:
@@ -151,6 +179,24 @@ class BlockPool:
         parent = self.parents[block_id]
         found = self.find(parent) if parent is not None else None
         return -1 if found is None else found
+
+    def flush(self, matches: Callable[[BlockKey], bool]) -> tuple[int, int]:
+        """Blocks whose key matches lose it. Returns how many of them are free now, and how many are not."""
+        num_freed = num_used = 0
+        for block_id, key in enumerate(self.keys):
+            if key is None or not matches(key):
+                continue
+            self._drop_key(block_id, key, EventKind.FLUSHED)
+            self.history.note_flushed(key)
+            if self._catalogue is not None:
+                self._catalogue.forget(block_id)
+            if self.states[block_id] is BlockState.CACHED:
+                self.cached.remove(block_id)
+                self._shelve(block_id)
+                num_freed += 1
+            else:
+                num_used += 1
+        return num_freed, num_used
 
     def release(self, block_ids: Sequence[int], last_step: int) -> None:
         """Drop one reference from each block and raise its fence to `last_step`.
@@ -224,28 +270,33 @@ class BlockPool:
             self.free.append(block_id)
         else:
             self.states[block_id] = BlockState.CACHED
-            self.cached[block_id] = None
+            self.cached.add(block_id)
 
-    def _take(self, num_blocks: int, state: BlockState) -> list[int]:
+    def _take(self, num_blocks: int, state: BlockState, sequence_id: int = 0) -> list[int]:
         num_free = min(num_blocks, len(self.free))
-        taken = [self.free.pop() for _ in range(num_free)]
-        taken += self._evict(num_blocks - num_free)
+        taken = self.free[len(self.free) - num_free :][::-1]
+        del self.free[len(self.free) - num_free :]
+        taken += self._evict(num_blocks - num_free, sequence_id)
         for block_id in taken:
             self.generations[block_id] += 1
             self.states[block_id] = state
         return taken
 
-    def _evict(self, num_blocks: int) -> Iterable[int]:
+    def _evict(self, num_blocks: int, sequence_id: int) -> Iterable[int]:
         self.stats.num_evictions += num_blocks
         for _ in range(num_blocks):
-            block_id, _ = self.cached.popitem(last=False)
+            block_id = self.cached.pop()
             key = self.keys[block_id]
             assert key is not None
-            del self.digest_to_block[key.digest]
-            self.keys[block_id] = None
-            if self.events.is_recording:
-                self.events.record(PoolEvent(EventKind.EVICTED, Tier.DEVICE, block_id, digest_of(key), b""))
+            self._drop_key(block_id, key, EventKind.EVICTED)
+            self.history.note_evicted(key, sequence_id)
             yield block_id
+
+    def _drop_key(self, block_id: int, key: BlockKey, kind: EventKind) -> None:
+        del self.key_to_block[key]
+        self.keys[block_id] = None
+        if self.events.is_recording:
+            self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), b""))
 
     def _take_credit(self, block_id: int) -> None:
         if block_id not in self.granted:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import BlockCopy, Fork, Forked, Publication, Verdict
-from octavo.kvmanager.block_hash import TokenChain
+from octavo.kvmanager.block_hash import BlockKey, TokenChain
 from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.single_flight import Flights
 
 
 @dataclass(slots=True)
@@ -21,6 +22,10 @@ class BlockTable:
     """The tokens told so far. Output tokens are told when their block is published, so the blocks may be ahead."""
     num_published_blocks: int
     """Leading blocks that were found by hash or offered for publication."""
+    num_claimed_blocks: int = 0
+    """Blocks before it that are not published are claimed in the flights: this sequence computes them."""
+    is_publishing: bool = True
+    """False after a flush of what it rests on."""
 
 
 class BlockTables:
@@ -30,6 +35,7 @@ class BlockTables:
         self._blocks = blocks
         self._block_size = block_size
         self._tables: dict[int, BlockTable] = {}
+        self.flights = Flights()
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -48,12 +54,15 @@ class BlockTables:
         return table
 
     def create(self, sequence_id: int, chain: TokenChain, hits: Sequence[int], num_new_blocks: int) -> BlockTable:
-        """A table of the blocks found, pinned first, then new ones, of which the pool must have enough."""
-        for block_id in hits:
-            self._blocks.pin(block_id)
-        new = self._blocks.allocate(num_new_blocks)
+        """A table of the blocks found, pinned first, then new ones, of which the pool must have enough.
+
+        The full blocks among the new ones are claimed: whoever comes next with the same prompt may wait for them.
+        """
+        self._blocks.pin_hits(hits)
+        new = self._blocks.allocate(num_new_blocks, sequence_id)
         assert new is not None
-        table = BlockTable([*hits, *new], chain, len(hits))
+        table = BlockTable([*hits, *new], chain, len(hits), chain.num_full_blocks)
+        self.flights.claim(sequence_id, chain.keys[len(hits) : chain.num_full_blocks])
         self._tables[sequence_id] = table
         return table
 
@@ -84,6 +93,7 @@ class BlockTables:
             block_ids=[*shared, *new],
             chain=parent.chain.fork(fork.num_tokens),
             num_published_blocks=min(parent.num_published_blocks, num_full_blocks),
+            is_publishing=parent.is_publishing,
         )
         self._tables[fork.child_id] = child
         copy = self._copy(parent.block_ids[num_full_blocks], new[0]) if num_tail_tokens else None
@@ -128,16 +138,36 @@ class BlockTables:
             )
         if publication.new_token_ids:
             table.chain.append(publication.new_token_ids)
+        if not table.is_publishing or num_full_blocks <= table.num_published_blocks:
+            return
         for index in range(table.num_published_blocks, num_full_blocks):
             parent = table.chain.key(index - 1) if index else None
             self._blocks.publish(table.block_ids[index], table.chain.key(index), parent)
-        table.num_published_blocks = max(table.num_published_blocks, num_full_blocks)
+        self._end_claims(publication.sequence_id, table, num_full_blocks)
+        table.num_published_blocks = num_full_blocks
 
     def release(self, sequence_id: int, last_step: int) -> None:
         """Give up the table. Its end becomes the least recently used: without its beginning it cannot be hit."""
         table = self.table(sequence_id)
         del self._tables[sequence_id]
+        self._end_claims(sequence_id, table, table.num_claimed_blocks)
         self._blocks.release(table.block_ids[::-1], last_step)
+
+    def stop_publishing(self, matches: Callable[[BlockKey], bool]) -> int:
+        """Sequences whose keys match publish nothing more. Returns how many they are."""
+        num_stopped = 0
+        for sequence_id, table in self._tables.items():
+            if table.is_publishing and matches(table.chain.namespace.marks):
+                table.is_publishing = False
+                self._end_claims(sequence_id, table, table.num_claimed_blocks)
+                num_stopped += 1
+        return num_stopped
+
+    def _end_claims(self, sequence_id: int, table: BlockTable, end: int) -> None:
+        """Claims on blocks before `end` that are not published."""
+        if table.num_published_blocks < table.num_claimed_blocks:
+            keys = table.chain.keys[table.num_published_blocks : min(end, table.num_claimed_blocks)]
+            self.flights.end(sequence_id, keys)
 
     def generations(self, table: BlockTable) -> tuple[int, ...]:
         generations = self._blocks.generations

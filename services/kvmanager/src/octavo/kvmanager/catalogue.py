@@ -12,10 +12,10 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
+from zlib import crc32
 
 import structlog
 
@@ -24,16 +24,15 @@ from octavo.kvmanager.block_hash import BlockKey
 
 log = structlog.get_logger()
 
-_MAGIC = b"octcat01"
+_MAGIC = b"octcat02"
 _HEADER = struct.Struct("<8sQQIII32s")
 """Magic, epoch, incarnation, number of blocks, block size, bytes of a record, fingerprint of the hash scheme."""
 _HEADER_BYTES = 128
 _EPOCH = struct.Struct("<Q")
-_RECORD = struct.Struct("<iHH32s")
-"""Generation, bytes of digest and content, digest; the content follows."""
-_DIGEST_BYTES = 32
-_EXTRA_BYTES = 160
-"""Bytes of content that a record has beside the tokens: parent, tags and salt. A longer content is not kept."""
+_RECORD = struct.Struct("<iII48s")
+"""Generation, CRC-32 of what follows, bytes of the key, key."""
+_CHECKED = struct.Struct("<I48s")
+_MAX_KEY_BYTES = 48
 
 
 class Catalogue:
@@ -46,7 +45,6 @@ class Catalogue:
         self._unwritten: list[tuple[int, int, BlockKey]] = []
         begin = _HEADER_BYTES
         self._records_begin = begin + 4 * opening.num_blocks
-        self._record_bytes = _record_bytes(opening.block_size)
         self.generations = memoryview(mapping)[begin : self._records_begin].cast("i")
         """block_id |-> its generation. What is written here is in the file."""
 
@@ -56,12 +54,9 @@ class Catalogue:
 
     def write(self) -> None:
         """Write the records that were put, off the way of a reply: one that is lost is a miss."""
-        for block_id, generation, (digest, content) in self._unwritten:
-            size = _RECORD.size + len(content)
-            if len(digest) <= _DIGEST_BYTES and size <= self._record_bytes:
-                begin = self._begin(block_id)
-                head = _RECORD.pack(generation, len(digest), len(content), digest)
-                self._mapping[begin : begin + size] = head + content
+        for block_id, generation, key in self._unwritten:
+            check = crc32(_CHECKED.pack(len(key), key), generation)
+            _RECORD.pack_into(self._mapping, self._begin(block_id), generation, check, len(key), key)
         self._unwritten.clear()
 
     def forget(self, block_id: int) -> None:
@@ -70,18 +65,17 @@ class Catalogue:
         begin = self._begin(block_id)
         self._mapping[begin : begin + _RECORD.size] = bytes(_RECORD.size)
 
-    def key(self, block_id: int, hash_content: Callable[[bytes], bytes]) -> BlockKey | None:
+    def key(self, block_id: int) -> BlockKey | None:
         """What the block holds, or None if that is not known for sure."""
-        begin = self._begin(block_id)
-        generation, digest_bytes, content_bytes, digest = _RECORD.unpack_from(self._mapping, begin)
-        begin += _RECORD.size
-        if not content_bytes or generation != self.generations[block_id] or digest_bytes > _DIGEST_BYTES:
+        generation, check, num_bytes, key = _RECORD.unpack_from(self._mapping, self._begin(block_id))
+        if not 0 < num_bytes <= _MAX_KEY_BYTES or generation != self.generations[block_id]:
             return None
-        key = BlockKey(digest[:digest_bytes], self._mapping[begin : begin + content_bytes])
-        return key if hash_content(key.content) == key.digest else None
+        if check != crc32(_CHECKED.pack(num_bytes, key), generation):
+            return None
+        return cast(BlockKey, key[:num_bytes])
 
     def _begin(self, block_id: int) -> int:
-        return self._records_begin + block_id * self._record_bytes
+        return self._records_begin + block_id * _RECORD.size
 
 
 class CatalogueFolder:
@@ -122,7 +116,7 @@ class CatalogueFolder:
 
     def _open(self, opening: OpenPool, fingerprint: bytes) -> Catalogue:
         path = self._path(opening.pool_id)
-        record_bytes = _record_bytes(opening.block_size)
+        record_bytes = _RECORD.size
         size = _HEADER_BYTES + opening.num_blocks * (4 + record_bytes)
         life = (opening.incarnation, opening.num_blocks, opening.block_size, record_bytes, fingerprint)
         if path.exists() and path.stat().st_size == size:
@@ -154,10 +148,6 @@ class CatalogueFolder:
 
     def _path(self, pool_id: str) -> Path:
         return self._folder / f"{quote(pool_id, safe='')}.catalogue"
-
-
-def _record_bytes(block_size: int) -> int:
-    return -(-(_RECORD.size + _EXTRA_BYTES + 4 * block_size) // 8) * 8
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from octavo.common.links import Address
 from octavo.common.service_config import AddressListSetting, ServiceConfig
+from octavo.kvmanager.block_hash import HashAlgorithm, digest_function
+from octavo.kvmanager.block_pool import PROTECTED_SHARE
 from octavo.kvmanager.pool import PoolSettings
 
 
@@ -26,6 +28,13 @@ class KvManagerConfig(ServiceConfig):
     hash_secret: SecretStr = SecretStr("")
     """Enters every block hash, so that nobody outside can build one. The same for all members of a deployment."""
 
+    hash_algorithm: HashAlgorithm = "sha256"
+    """xxh3_128 is faster and can be forged: only where tenants trust one another. Needs the package xxhash."""
+
+    protected_share: float = Field(default=PROTECTED_SHARE, ge=0, lt=1)
+    """Share of a pool's blocks that may be cached prefixes which were hit and outlive those that were not; 0 is plain
+    least recently used."""
+
     catalogue_dir: Path | None = None
     """Folder for what every block holds, one file per pool, so that cached prefixes outlive a death of this process.
     Best in memory (tmpfs). Unset: only blocks of running sequences are known again."""
@@ -35,4 +44,18 @@ class KvManagerConfig(ServiceConfig):
 
     @property
     def pool_settings(self) -> PoolSettings:
-        return PoolSettings(self.watermark, self.hash_secret.get_secret_value().encode())
+        return PoolSettings(
+            watermark=self.watermark,
+            hash_secret=self.hash_secret.get_secret_value().encode(),
+            hash_algorithm=self.hash_algorithm,
+            protected_share=self.protected_share,
+        )
+
+    @field_validator("hash_algorithm")
+    @classmethod
+    def _algorithm_is_installed(cls, algorithm: HashAlgorithm) -> HashAlgorithm:
+        try:
+            digest_function(algorithm)
+        except ImportError as error:
+            raise ValueError(f"{algorithm} needs a package that is not installed: {error}") from error
+        return algorithm

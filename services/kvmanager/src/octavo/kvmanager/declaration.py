@@ -32,10 +32,10 @@ def rebuild(
     _restore_generations(blocks, catalogue, declared, generations)
     blocks.acknowledge(declared.acknowledged_step)
     if catalogue is not None:
-        _restore_keys(blocks, hasher, catalogue, granted)
+        _restore_keys(blocks, catalogue, granted)
     blocks.take_over(holders, granted, declared.launched_step)
     for table in declared.tables:
-        chain = TokenChain(hasher, pack_int32(table.token_ids), table.salt)
+        chain = TokenChain(hasher, pack_int32(table.token_ids), table.salt, table.adapter, table.adapter_generation)
         tables.take_over(table.sequence_id, table.block_ids, chain, table.num_computed_tokens)
 
 
@@ -70,8 +70,8 @@ def _restore_generations(
         blocks.generations[block_id] = generation
 
 
-def _restore_keys(blocks: BlockPool, hasher: BlockHasher, catalogue: Catalogue, granted: set[int]) -> None:
+def _restore_keys(blocks: BlockPool, catalogue: Catalogue, granted: set[int]) -> None:
     for block_id in range(blocks.num_blocks):
-        key = catalogue.key(block_id, hasher.digest)
+        key = catalogue.key(block_id)
         if key is not None and block_id not in granted:
             blocks.publish(block_id, key, UNKNOWN_KEY)

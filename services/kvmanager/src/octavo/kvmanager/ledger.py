@@ -11,7 +11,12 @@ from octavo.kvmanager.pool import Pool
 def violations(pool: Pool) -> list[str]:
     """Everything that does not add up, for people; empty if the pool is sound. Reads every block and table."""
     blocks = pool.blocks
-    return [*_state_violations(blocks), *_reference_violations(pool), *_index_violations(blocks)]
+    return [
+        *_state_violations(blocks),
+        *_reference_violations(pool),
+        *_index_violations(blocks),
+        *_claim_violations(pool),
+    ]
 
 
 def _state_violations(blocks: BlockPool) -> list[str]:
@@ -63,17 +68,31 @@ def _reference_violations(pool: Pool) -> list[str]:
 def _index_violations(blocks: BlockPool) -> list[str]:
     """Each entry points to a block that carries the key, each key has its entry, and only filled blocks have keys."""
     found = []
-    for digest, block_id in blocks.digest_to_block.items():
-        key = blocks.keys[block_id]
-        if key is None or key.digest != digest:
-            found.append(f"the entry {digest.hex()} points to block {block_id}, which does not carry it")
+    for entry, block_id in blocks.key_to_block.items():
+        if blocks.keys[block_id] != entry:
+            found.append(f"the entry {entry.hex()} points to block {block_id}, which does not carry it")
     for block_id, key in enumerate(blocks.keys):
         if key is None:
             if blocks.states[block_id] is BlockState.CACHED:
                 found.append(f"block {block_id} is CACHED without a key")
             continue
-        if blocks.digest_to_block.get(key.digest) != block_id:
+        if blocks.key_to_block.get(key) != block_id:
             found.append(f"block {block_id} carries a key that is not its entry")
         if blocks.states[block_id] in (BlockState.FREE, BlockState.GRANTED):
             found.append(f"block {block_id} is {blocks.states[block_id].name} and carries a key")
     return found
+
+
+def _claim_violations(pool: Pool) -> list[str]:
+    """A claim is on an unpublished full prompt block of the table of its sequence."""
+    owed = {
+        (key, sequence_id)
+        for sequence_id, table in pool.tables
+        if table.is_publishing
+        for key in table.chain.keys[table.num_published_blocks : table.num_claimed_blocks]
+    }
+    return [
+        f"sequence {sequence_id} claims block {key.hex()}, which it does not compute"
+        for key, sequence_id in pool.tables.flights.items()
+        if (key, sequence_id) not in owed
+    ]

@@ -33,7 +33,23 @@ class KvMetrics(Collector):
         yield CounterMetricFamily(
             "octavo_prefix_hit_tokens", "Those of them found in the prefix cache.", stats.num_prefix_hit_tokens
         )
-        yield CounterMetricFamily("octavo_evictions", "Cached blocks taken for new content.", stats.num_evictions)
+        missed = CounterMetricFamily(
+            "octavo_prefix_missed_blocks", "Full blocks of admitted sequences not found, by reason.", labels=["reason"]
+        )
+        for reason, count in stats.num_missed_blocks.items():
+            missed.add_metric([reason.name.lower()], count)
+        yield missed
+        waits = CounterMetricFamily("octavo_admission_waits", "Admissions told to ask again.", labels=["reason"])
+        for wait, count in stats.num_waits.items():
+            waits.add_metric([wait.name.lower()], count)
+        yield waits
+        for name, text, total in (
+            ("octavo_prefix_lookup_blocks", "Full blocks of admitted sequences.", stats.num_prefix_lookup_blocks),
+            ("octavo_prefix_hit_blocks", "Those of them found.", stats.num_prefix_hit_blocks),
+            ("octavo_flushed_blocks", "Blocks that a flush made unfindable.", stats.num_flushed_blocks),
+            ("octavo_evictions", "Cached blocks taken for new content.", stats.num_evictions),
+        ):
+            yield CounterMetricFamily(name, text, value=total)
         admissions = CounterMetricFamily("octavo_admissions", "Answers to admissions.", labels=["verdict"])
         for verdict, count in stats.num_admissions.items():
             admissions.add_metric([verdict.name.lower()], count)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.common.errors import MessageGapError, ProtocolError
-from octavo.common.messages.kv import DeclarePool, Forked, KvReply, KvRequest, OpenPool, Verdict
+from octavo.common.messages.kv import Arrival, DeclarePool, Forked, KvReply, KvRequest, OpenPool, Release, Verdict
 from octavo.kvmanager.admission import AdmissionControl
-from octavo.kvmanager.block_hash import BlockHasher
-from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.arrivals import ArrivalBook
+from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm
+from octavo.kvmanager.block_pool import PROTECTED_SHARE, BlockPool
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.declaration import rebuild
+from octavo.kvmanager.flush import Flushed, FlushScope, flush
 from octavo.kvmanager.stats import KvStats
 
 HOT_SHARE = 0.1
@@ -26,6 +28,9 @@ class PoolSettings:
     """Share of blocks, 0 to 1, that an admission leaves available; at least one block."""
     hash_secret: bytes = b""
     """Enters every block hash. Empty: none."""
+    hash_algorithm: HashAlgorithm = "sha256"
+    protected_share: float = PROTECTED_SHARE
+    """Share of blocks that may be cached and protected from scans; 0 is a plain LRU."""
 
 
 class Pool:
@@ -49,13 +54,16 @@ class Pool:
         stats = stats or KvStats()
         self.pool_id = opening.pool_id
         self.block_size = opening.block_size
-        self.blocks = BlockPool(opening.num_blocks, stats, catalogue)
+        self.stats = stats
+        self.blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
         self.tables = BlockTables(self.blocks, opening.block_size)
-        self._hasher = BlockHasher(opening.block_size, settings.hash_secret)
+        self._hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
         self._catalogue = catalogue
+        self.arrivals = ArrivalBook(self._hasher)
         self._admissions = AdmissionControl(
             self.blocks,
             self.tables,
+            self.arrivals,
             self._hasher,
             max(1, int(settings.watermark * opening.num_blocks)),
             stats,
@@ -105,9 +113,11 @@ class Pool:
             self.tables.publish(publication)
         forked = [self.tables.fork(fork) for fork in request.forks]
         for release in request.releases:
-            self.tables.release(release.sequence_id, release.last_step)
+            self._release(release)
         for block_id in request.returned_credits:
             self.blocks.return_credit(block_id)
+        for arrival in request.arrivals:
+            self._arrive(arrival)
         admissions = self._admissions.admit(request.admissions)
         num_missing = admissions.num_missing_blocks + _num_refused(forked)
         credit_ids = [] if num_missing else self.blocks.grant(self._num_grantable(request.credit_target))
@@ -120,6 +130,26 @@ class Pool:
             num_recalled_credits=min(num_granted, max(num_missing, num_granted - request.credit_target)),
             counts=self.blocks.counts(),
         )
+
+    def hash_slice(self) -> bool:
+        """Hash a slice of the prompts that have arrived, under 1 ms. False once all are hashed."""
+        return self.arrivals.hash_slice()
+
+    def flush(self, scope: FlushScope) -> Flushed:
+        """Make prefix blocks unfindable, between two messages."""
+        flushed = flush(self.blocks, self.tables, scope)
+        self.stats.num_flushed_blocks += flushed.num_freed_blocks + flushed.num_used_blocks
+        return flushed
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if arrival.sequence_id in self.tables:
+            raise ProtocolError(f"sequence {arrival.sequence_id} arrives and holds a table")
+        self.arrivals.add(arrival)
+
+    def _release(self, release: Release) -> None:
+        """Of a table, or of a sequence that has only arrived."""
+        if not self.arrivals.forget(release.sequence_id):
+            self.tables.release(release.sequence_id, release.last_step)
 
     def _num_grantable(self, credit_target: int) -> int:
         num_granted, num_cached = len(self.blocks.granted), len(self.blocks.cached)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -52,7 +54,9 @@ class KvManagerServer:
         boot_epoch: int,
         check_ledger: bool = False,
         catalogues: CatalogueFolder | None = None,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
+        """`call_soon` runs a slice of work after what waits already; by default the running event loop does."""
         self.boot_epoch = boot_epoch
         self.check_ledger = check_ledger
         self.stats = KvStats()
@@ -62,6 +66,8 @@ class KvManagerServer:
         self._num_lives = 0
         self._epochs: dict[str, int] = {}
         """Highest epoch that each pool has seen."""
+        self._call_soon = call_soon or (lambda call: asyncio.get_running_loop().call_soon(call))
+        self._hashing: list[Pool] = []
 
     @property
     def pools(self) -> list[Pool]:
@@ -79,6 +85,18 @@ class KvManagerServer:
         """Serve a scheduler's stream."""
         stream = _Stream(self, link)
         link.bind(stream.receive, stream.ended)
+
+    def hash_arrivals(self, pool: Pool) -> None:
+        """Hash what has arrived in the pool: a slice now and then on the loop, between its messages."""
+        if pool.arrivals.has_unhashed and pool not in self._hashing:
+            self._hashing.append(pool)
+            self._call_soon(partial(self._hash_slice, pool))
+
+    def _hash_slice(self, pool: Pool) -> None:
+        if pool.hash_slice() and pool in self.pools:
+            self._call_soon(partial(self._hash_slice, pool))
+        else:
+            self._hashing.remove(pool)
 
     def open_pool(self, opening: OpenPool, stream: _Stream) -> tuple[_Lease, PoolOpened]:
         """The pool for this stream: as it was, if the scheduler may resume it, else a fresh one.
@@ -118,7 +136,9 @@ class KvManagerServer:
     def _catalogue(self, opening: OpenPool) -> Catalogue | None:
         if self.catalogues is None:
             return None
-        return self.catalogues.open(opening, BlockHasher(opening.block_size, self._settings.hash_secret).root)
+        settings = self._settings
+        hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
+        return self.catalogues.open(opening, hasher.root.ljust(32, b"\0"))
 
 
 class _Stream:
@@ -134,6 +154,7 @@ class _Stream:
             for answer in self._answers(message):
                 self._link.send(answer)
             if self._lease is not None:
+                self._server.hash_arrivals(self._lease.pool)
                 self._lease.pool.write_catalogue()
         except OctavoError as error:
             log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)

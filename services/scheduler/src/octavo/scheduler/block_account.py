@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
 from octavo.common.errors import MessageGapError
 from octavo.common.messages.kv import (
     Admission,
+    Arrival,
     DeclaredTable,
     DeclarePool,
     Fork,
@@ -19,6 +21,9 @@ from octavo.common.messages.kv import (
 )
 from octavo.scheduler.recycler import Recycler
 from octavo.scheduler.sequence import Sequence
+
+MAX_ARRIVAL_TOKENS = 32_768
+"""Tokens of arrivals that one message carries, beside those of its admissions; a longer one goes alone."""
 
 
 class BlockAccount:
@@ -37,6 +42,7 @@ class BlockAccount:
         self._credits: deque[tuple[int, int]] = deque()
         self._recycler = Recycler()
         self._highest_generation = 0
+        self._num_publications = 0
         self._start_counting()
 
     def _start_counting(self) -> None:
@@ -50,6 +56,8 @@ class BlockAccount:
         self._releases: list[Release] = []
         self._returned: list[int] = []
         self._admissions: list[Admission] = []
+        self._arrivals: dict[int, Arrival] = {}
+        """Not told yet, by sequence."""
 
     @property
     def num_credits(self) -> int:
@@ -100,6 +108,8 @@ class BlockAccount:
         new_tokens = tuple(sequence.token_ids[told:end])
         sequence.num_told_tokens = max(told, end)
         self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
+        self._num_publications += 1
+        sequence.last_publication_no = self._num_publications
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """The child shares `num_tokens` positions, and asks for blocks for its other tokens if they are a prompt."""
@@ -121,10 +131,27 @@ class BlockAccount:
         self._releases.append(Release(sequence.sequence_id, last_step))
         self._recycler.note(sequence, last_step, told_in=self._next_message_no)
 
-    def admit(self, sequence: Sequence) -> None:
-        self._admissions.append(
-            Admission(sequence.sequence_id, tuple(sequence.token_ids), sequence.request.salt),
-        )
+    def arrive(self, sequence: Sequence) -> None:
+        """The sequence will ask for blocks for the tokens that it has now."""
+        if not sequence.has_arrived:
+            sequence.has_arrived = True
+            self._arrivals[sequence.sequence_id] = Arrival(
+                sequence.sequence_id, array("i", sequence.token_ids), sequence.request.salt
+            )
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence will not ask for blocks."""
+        if not sequence.has_arrived:
+            return
+        sequence.has_arrived = False
+        if self._arrivals.pop(sequence.sequence_id, None) is None:
+            self._releases.append(Release(sequence.sequence_id, last_step=0))
+
+    def admit(self, sequence: Sequence, *, computes_itself: bool) -> None:
+        """`computes_itself`: it does not wait for another sequence that computes its next block."""
+        self.arrive(sequence)
+        sequence.asked_at_publication_no = self._num_publications
+        self._admissions.append(Admission(sequence.sequence_id, computes_itself=computes_itself))
 
     def take_request(self, acknowledged_step: int, credit_target: int, *, is_starving: bool) -> KvRequest | None:
         """The next message, or None if there is nothing to say.
@@ -140,6 +167,7 @@ class BlockAccount:
             or self._releases
             or self._returned
             or self._admissions
+            or (self._arrivals and self.is_settled)
         )
         if not has_news:
             return None
@@ -153,6 +181,7 @@ class BlockAccount:
             returned_credits=self._returned,
             admissions=self._admissions,
             credit_target=credit_target,
+            arrivals=self._take_arrivals(),
             last_reply_no=self._num_replies,
         )
         self._next_message_no += 1
@@ -160,6 +189,17 @@ class BlockAccount:
         self._spent, self._publications, self._forks = [], [], []
         self._releases, self._returned, self._admissions = [], [], []
         return request
+
+    def _take_arrivals(self) -> list[Arrival]:
+        """Those that the message's admissions need, then others in order as far as the message may grow."""
+        pending = self._arrivals
+        arrivals = [pending.pop(one.sequence_id) for one in self._admissions if one.sequence_id in pending]
+        num_tokens = 0
+        while pending and num_tokens < MAX_ARRIVAL_TOKENS:
+            arrival = pending.pop(next(iter(pending)))
+            num_tokens += len(arrival.token_ids)
+            arrivals.append(arrival)
+        return arrivals
 
     def on_reply(self, reply: KvReply) -> None:
         """Take the credits of a reply, and put aside what it recalls. Raises MessageGapError if one is missing."""

@@ -33,7 +33,16 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
-from octavo.common.messages.kv import Admitted, BlockCopy, DeclarePool, Forked, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import (
+    Admitted,
+    BlockCopy,
+    DeclarePool,
+    Forked,
+    KvReply,
+    KvRequest,
+    Verdict,
+    WaitReason,
+)
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.beams import Beams, answer_tokens
 from octavo.scheduler.block_account import BlockAccount
@@ -64,6 +73,7 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    single_flight_timeout_s: float = 5.0
     min_shared_blocks: int = 4
     num_explained_requests: int = 10_000
 
@@ -97,6 +107,8 @@ class SchedulerCore:
         self._arrivals = itertools.count(1)
         self._batches: dict[int, TokenBatch] = {}
         self._is_running = False
+        self._now = 0.0
+        """Of the last `advance`."""
         self.has_worker = self.has_kvmanager = True
         """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
         the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
@@ -122,6 +134,11 @@ class SchedulerCore:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_parked(self) -> int:
+        """Of those that wait, the ones that wait for a block that another sequence computes."""
+        return self._waiting.num_parked
 
     @property
     def num_running(self) -> int:
@@ -158,6 +175,8 @@ class SchedulerCore:
         self.log.pool_is_back()
         for request in self._requests.values():
             self._rules.apply_to(request)
+        for sequence in self._waiting:
+            self._account.arrive(sequence)
 
     def pool_lost(self) -> None:
         """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
@@ -165,6 +184,9 @@ class SchedulerCore:
             return
         self._is_running = False
         self.stats.num_pool_losses += 1
+        for sequence in self._waiting:
+            sequence.has_arrived = False
+        self._waiting.wake_all()
         interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
         self._forget_pool()
         for sequence in self._kept.with_blocks:
@@ -172,6 +194,7 @@ class SchedulerCore:
         for sequence in interrupted:
             self.log.preempted(sequence, "pool_lost", "recompute", WaitCause.POOL_LOST)
             sequence.drop_table()
+            sequence.has_arrived = False
             self._requeue(sequence)
 
     def declare(self) -> DeclarePool:
@@ -194,6 +217,10 @@ class SchedulerCore:
         )
         for fork in self._account.open_forks.values():
             self._account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
+        self._waiting.wake_all()
+        for sequence in self._waiting:
+            sequence.has_arrived = False
+            self._account.arrive(sequence)
         return declaration
 
     def _holders(self) -> list[Sequence]:
@@ -230,6 +257,7 @@ class SchedulerCore:
             params=submit.params,
             num_prompt_tokens=len(prompt),
             salt=submit.cache_salt,
+            priority=submit.priority,
             keep_s=submit.keep_s,
             has_fanned_out=submit.params.n == 1,
         )
@@ -245,7 +273,7 @@ class SchedulerCore:
         self._requests[gateway_id, submit.request_no] = request
         self.stats.num_prompt_tokens += len(prompt)
         if shared is None:
-            self._waiting.push(leader)
+            self._enqueue(leader)
         else:
             self._fork_or_queue(shared.parent, leader, min(shared.num_computed, len(prompt) - 1))
 
@@ -341,14 +369,30 @@ class SchedulerCore:
                 else:
                     self._note_start(request, admitted.num_cached_tokens)
             case Verdict.LATER:
-                self._allocatable_at_later = self._account.counts.allocatable
-                self.log.waits(sequence, WaitCause.of(admitted.wait_reason))
-                self._back_to_queue(sequence)
+                self._on_later(sequence, admitted)
             case Verdict.NEVER:
+                sequence.has_arrived = False
                 self._back_to_queue(sequence)
                 if not sequence.is_aborted:
                     num_tokens = len(sequence.token_ids)
                     self._fail(request, PromptTooLongError(f"{num_tokens} tokens exceed the whole KV-block pool"))
+
+    def _on_later(self, sequence: Sequence, admitted: Admitted) -> None:
+        """Too few blocks hold up all; who is hashed later, or waits for a leader, holds up nobody."""
+        reason = admitted.wait_reason
+        sequence.is_tentative = reason in (WaitReason.HASHING, WaitReason.IN_FLIGHT)
+        if reason in (WaitReason.NO_BLOCKS, WaitReason.NONE):
+            self._allocatable_at_later = self._account.counts.allocatable
+        self.log.waits(sequence, WaitCause.of(reason))
+        leader = self._running.get(admitted.awaited_sequence_id)
+        # The leader may have moved on since: then it is worth asking again at once.
+        if leader is None or sequence.is_aborted or leader.last_publication_no > sequence.asked_at_publication_no:
+            self._back_to_queue(sequence)
+            return
+        self._slots.give_back(sequence.slot, is_open=False)
+        sequence.drop_table()
+        self.stats.num_single_flight_waits += 1
+        self._waiting.park(sequence, leader, self._now + self._settings.single_flight_timeout_s)
 
     def _note_start(self, request: Request, num_cached_tokens: int) -> None:
         """Tell the gateway, the first time that a sequence of the request gets its blocks."""
@@ -371,10 +415,17 @@ class SchedulerCore:
         beams = sequence.request.beams
         if sequence.is_aborted:
             sequence.state = SequenceState.FINISHED
+            self._account.forget(sequence)
         elif beams is not None and beams.has_result(sequence):
             sequence.state = SequenceState.PARKED
         else:
-            self._waiting.push(sequence)
+            self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Wait in line, with all the tokens there are."""
+        self._waiting.push(sequence)
+        if self._is_running:
+            self._account.arrive(sequence)
 
     def _admit_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
@@ -390,7 +441,7 @@ class SchedulerCore:
         budget = self._max_num_batched_tokens
         backlog = [
             num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
-        ] + [len(sequence.token_ids) for sequence in self._admitting.values()]
+        ] + [len(sequence.token_ids) for sequence in self._admitting.values() if not sequence.is_tentative]
         while self._slots.num_free and not has_prefill_backlog(backlog, budget):
             sequence = self._waiting.peek()
             if sequence is None:
@@ -400,8 +451,10 @@ class SchedulerCore:
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
             self.log.asks(sequence)
-            self._account.admit(sequence)
-            backlog.append(len(sequence.token_ids))
+            computes_itself = sequence.computes_itself or not self._settings.prefix_cache
+            self._account.admit(sequence, computes_itself=computes_itself)
+            if not sequence.is_tentative:
+                backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:
         """Take the blocks of a choice that is only kept, else of the sequence that came last; it recomputes later."""
@@ -427,6 +480,7 @@ class SchedulerCore:
         del self._running[sequence.sequence_id]
         self._release(sequence)
         self._slots.give_back(sequence.slot, sequence.is_open)
+        self._waiting.wake(sequence.sequence_id)
         if state is SequenceState.WAITING:
             sequence.drop_table()
             self._requeue(sequence)
@@ -497,6 +551,7 @@ class SchedulerCore:
             sequence.num_computed_tokens = end
             if end >= (sequence.num_published_blocks + 1) * block_size:
                 self._account.publish(sequence)
+                self._waiting.wake(sequence.sequence_id)
             if num_samples == 1 and not logprobs and (token_id := token_ids[begin_sample]) >= 0:
                 sequence.num_pending_samples -= 1
                 self._accept_token(sequence, token_id, None)
@@ -559,7 +614,7 @@ class SchedulerCore:
         """
         has_blocks = parent.state in (SequenceState.RUNNING, SequenceState.LEAVING, SequenceState.KEPT)
         if num_tokens < 1 or not has_blocks or not self._slots.num_free:
-            self._waiting.push(child)
+            self._enqueue(child)
             return
         self.log.waits(child, WaitCause.KV_ANSWER)
         child.slot = self._slots.take()
@@ -583,7 +638,7 @@ class SchedulerCore:
             self._fork_or_queue(parent, child, parent.num_computed_tokens)
         for sequence in moves.continued:
             if sequence.state is SequenceState.PARKED:
-                self._waiting.push(sequence)
+                self._enqueue(sequence)
         if beams.group.is_over:
             self._send_answers(request, beams)
 
@@ -647,6 +702,7 @@ class SchedulerCore:
         if sequence.state in (SequenceState.RUNNING, SequenceState.LEAVING):
             del self._running[sequence.sequence_id]
             self._slots.give_back(sequence.slot, sequence.is_open)
+            self._waiting.wake(sequence.sequence_id)
             sequence.state = SequenceState.KEPT
         else:
             self._drop(sequence)
@@ -658,6 +714,8 @@ class SchedulerCore:
         match sequence.state:
             case SequenceState.WAITING:
                 self._waiting.discard(sequence)
+                if self._is_running:
+                    self._account.forget(sequence)
             case SequenceState.ADMITTING | SequenceState.FORKING:
                 sequence.is_aborted = True
             case SequenceState.RUNNING | SequenceState.LEAVING:
@@ -684,6 +742,7 @@ class SchedulerCore:
         """Launch what can be launched, and collect what is to be sent. Call it after every event."""
         outbox = Outbox()
         self._now = now
+        self._waiting.expire(now)
         for sequence in self._kept.expire(now):
             self._let_go(sequence)
         if self._is_running:

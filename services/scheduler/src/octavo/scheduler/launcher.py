@@ -64,6 +64,7 @@ def select_rows(running: Iterable[Sequence], account: BlockAccount, max_num_batc
         else:
             num_starved += 1
     if prefills:
+        prefills.sort(key=lambda prefill: prefill[0].priority)
         rows += share_budget(prefills, max_num_batched_tokens - len(rows))
     return Selection(rows, num_starved)
 

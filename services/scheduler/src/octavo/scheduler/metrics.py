@@ -20,6 +20,7 @@ class SchedulerCollector(Collector):
         core, stats = self._core, self._core.stats
         queues = GaugeMetricFamily("octavo_queue_sequences", "Sequences by queue.", labels=["queue"])
         queues.add_metric(["waiting"], core.num_waiting)
+        queues.add_metric(["parked"], core.num_parked)
         queues.add_metric(["running"], core.num_running)
         yield queues
         blocks = GaugeMetricFamily("octavo_scheduler_kv_blocks", "KV blocks by state, last reply.", labels=["state"])
@@ -38,6 +39,7 @@ class SchedulerCollector(Collector):
             ("octavo_scheduler_output_tokens", "Tokens sampled and sent on.", stats.num_output_tokens),
             ("octavo_wasted_rows", "Rows computed for sequences that had ended.", stats.num_wasted_rows),
             ("octavo_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions),
+            ("octavo_single_flight_waits", "Waits for another's prefix blocks.", stats.num_single_flight_waits),
             ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
             ("octavo_worker_resumes", "Links to the worker that went on.", stats.num_worker_resumes),
             ("octavo_kvmanager_resumes", "Links to the KV manager that went on.", stats.num_kvmanager_resumes),

@@ -34,8 +34,13 @@ def has_prefill_backlog(num_tokens_left: Iterable[int], budget: int) -> bool:
 
 
 def choose_victim(running: Iterable[Sequence]) -> Sequence | None:
-    """The sequence to preempt: of the request that came last, so that the oldest always makes progress.
+    """The sequence to preempt: of the lowest priority, then of the request that came last, so that the oldest always
+    makes progress.
 
     Among the choices of one request, the one with the least work to lose.
     """
-    return max(running, key=lambda sequence: (sequence.arrival_no, -len(sequence.token_ids)), default=None)
+    return max(
+        running,
+        key=lambda sequence: (sequence.priority, sequence.arrival_no, -len(sequence.token_ids)),
+        default=None,
+    )

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Iterator
 
 from octavo.scheduler.sequence import Sequence, SequenceState
 
+PLACES_PER_PRIORITY = 1000
+"""Places in line that one level of priority is worth. So nobody waits for more than so many later ones a level."""
+
 
 class WaitingQueue:
-    """Sequences without blocks, oldest request first. A preempted sequence comes back to its old place."""
+    """Sequences without blocks: by priority and age of their request. A preempted one comes back to its old place.
+
+    Some are parked: each waits for its leader, a running sequence that computes its next block. They are not in line
+    until `wake` or `expire` brings them back.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []
         self._num_waiting = 0
+        self._followers: dict[int, dict[int, Sequence]] = {}
+        """leader |-> its followers, by id."""
+        self._first_deadline = math.inf
 
     def __len__(self) -> int:
         return self._num_waiting
 
+    @property
+    def num_parked(self) -> int:
+        return sum(map(len, self._followers.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, in no particular order."""
+        for *_, sequence in self._heap:
+            if sequence.state is SequenceState.WAITING:
+                yield sequence
+        for followers in self._followers.values():
+            yield from followers.values()
+
     def push(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        heapq.heappush(self._heap, (sequence.arrival_no, sequence.sequence_id, sequence))
+        self._enqueue(sequence)
         self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
@@ -33,10 +57,56 @@ class WaitingQueue:
         self._num_waiting -= 1
         return heapq.heappop(self._heap)[2]
 
+    def park(self, sequence: Sequence, leader: Sequence, deadline: float) -> None:
+        """The sequence waits for the leader until `deadline`, and lends it its priority."""
+        sequence.state = SequenceState.WAITING
+        sequence.leader_id = leader.sequence_id
+        sequence.flight_deadline = deadline
+        leader.priority = min(leader.priority, sequence.priority)
+        self._followers.setdefault(leader.sequence_id, {})[sequence.sequence_id] = sequence
+        self._num_waiting += 1
+        self._first_deadline = min(self._first_deadline, deadline)
+
+    def wake(self, leader_id: int) -> None:
+        """The leader has published a block, or computes no more: its followers are in line again."""
+        for sequence in self._followers.pop(leader_id, {}).values():
+            self._enqueue(sequence)
+
+    def wake_all(self) -> None:
+        for leader_id in list(self._followers):
+            self.wake(leader_id)
+
+    def expire(self, now: float) -> None:
+        """Followers whose deadline has passed are in line again, and will compute for themselves."""
+        if now < self._first_deadline:
+            return
+        self._first_deadline = math.inf
+        for sequence in [sequence for followers in self._followers.values() for sequence in followers.values()]:
+            if sequence.flight_deadline <= now:
+                self._unpark(sequence)
+                sequence.computes_itself = True
+                self._enqueue(sequence)
+            else:
+                self._first_deadline = min(self._first_deadline, sequence.flight_deadline)
+
     def discard(self, sequence: Sequence) -> None:
         """The sequence ends while it waits."""
+        self._unpark(sequence)
         sequence.state = SequenceState.FINISHED
         self._num_waiting -= 1
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.leader_id = 0
+        place = sequence.arrival_no + PLACES_PER_PRIORITY * sequence.priority
+        heapq.heappush(self._heap, (place, sequence.sequence_id, sequence))
+
+    def _unpark(self, sequence: Sequence) -> None:
+        followers = self._followers.get(sequence.leader_id)
+        if followers is None:
+            return
+        del followers[sequence.sequence_id]
+        if not followers:
+            del self._followers[sequence.leader_id]
 
 
 class Slots:

@@ -30,6 +30,7 @@ class Request:
     params: SamplingParams
     num_prompt_tokens: int
     salt: bytes
+    priority: int = 0
     live: dict[int, Sequence | None] = field(default_factory=dict)
     """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
     leader: Sequence = field(init=False)
@@ -124,6 +125,26 @@ class Sequence:
     awaits_token: bool = True
     """It has given no token since it was new or got its blocks anew."""
 
+    priority: int = 0
+    """The request's, or the lowest of those that wait for this sequence. Lower is served first."""
+    has_arrived: bool = False
+    """The KV manager knows, or is about to be told, the tokens of the sequence, which holds no blocks."""
+    is_tentative: bool = False
+    """It had to wait for its hashes or for its leader, may have to again, and so must not keep others from asking."""
+    leader_id: int = 0
+    """The sequence that computes its next block, while it waits for that; else 0."""
+    flight_deadline: float = 0.0
+    """When it waits no more for its leader."""
+    computes_itself: bool = False
+    """It has waited for others long enough."""
+    last_publication_no: int = 0
+    """Of its last publication."""
+    asked_at_publication_no: int = 0
+    """Last publication of anybody when it asked for blocks."""
+
+    def __post_init__(self) -> None:
+        self.priority = self.request.priority
+
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.request.num_prompt_tokens
@@ -158,6 +179,7 @@ class Sequence:
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
         self.state = SequenceState.RUNNING
+        self.has_arrived = self.is_tentative = self.computes_itself = False
 
     def drop_table(self) -> None:
         """Blocks and slot are gone; tokens stay."""

@@ -78,6 +78,7 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                single_flight_timeout_s=config.single_flight_timeout_s,
                 min_shared_blocks=config.min_shared_blocks,
                 num_explained_requests=config.num_explained_requests,
             )
@@ -259,6 +260,7 @@ class SchedulerServer:
         """Hold every wait to its deadline."""
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
+            self._advance()  # waits for a leader may have lasted long enough
             now = time.monotonic()
             launched_at, config = self.core.oldest_launch_at, self._config
             if launched_at is not None and now - launched_at > config.step_timeout_s and self.core.has_worker:

@@ -19,6 +19,8 @@ class SchedulerStats:
     num_wasted_rows: int = 0
     """Rows computed for sequences that had ended in the step before."""
     num_preemptions: int = 0
+    num_single_flight_waits: int = 0
+    """Times that a sequence waited for another to compute its next block."""
     num_pool_losses: int = 0
     num_worker_resumes: int = 0
     num_kvmanager_resumes: int = 0

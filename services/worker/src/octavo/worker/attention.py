@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
+
+from octavo.worker.shared_runs import SharedRun
 
 Int64Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -25,6 +27,8 @@ class AttentionMetadata:
     block_tables: Tensor  # int32 [num_rows, max_num_blocks] |-> block_id; entries past a row's blocks are undefined
     query_lens_on_host: Int64Array  # [num_rows], each at least 1
     seq_lens_on_host: Int64Array  # [num_rows]
+    shared_runs: list[SharedRun] = field(default_factory=list)
+    """Leading blocks that several rows share: a backend may read them once for all of these rows, or ignore this."""
 
 
 class StepAttention(ABC):

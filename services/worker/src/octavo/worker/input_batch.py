@@ -12,6 +12,7 @@ from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
 from octavo.worker.attention import AttentionMetadata
 from octavo.worker.block_tables import BlockTables
 from octavo.worker.sampler import Draw
+from octavo.worker.shared_runs import shared_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class InputBatch:
                 block_tables=self.tables.of_rows(slots_on_device, int(-(-seq_lens.max() // block_size))),
                 query_lens_on_host=lengths,
                 seq_lens_on_host=seq_lens,
+                shared_runs=shared_runs(plan, self.tables, block_size) if plan.groups else [],
             ),
             sampled_tokens=torch.from_numpy(ends[sampling] - 1).to(device),
             sampled_slots=torch.from_numpy(slots[sampling]).to(device),

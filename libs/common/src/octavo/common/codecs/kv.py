@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
+from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int32_array, unpack_int64
 from octavo.common.codecs.kv_reply import decode_reply, encode_reply
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
@@ -159,7 +159,12 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
         released_last_steps=pack_int64([release.last_step for release in step.releases]),
         returned_credits=pack_int32(step.returned_credits),
         admissions=[
-            pb.Admission(sequence_id=item.sequence_id, token_ids=pack_int32(item.token_ids), salt=item.salt)
+            pb.Admission(
+                sequence_id=item.sequence_id,
+                token_ids=pack_int32(item.token_ids),
+                salt=item.salt,
+                computes_itself=item.computes_itself,
+            )
             for item in step.admissions
         ],
         credit_target=step.credit_target,
@@ -201,13 +206,14 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
         ],
         returned_credits=unpack_int32(step.returned_credits),
         admissions=[
-            Admission(item.sequence_id, tuple(unpack_int32(item.token_ids)), item.salt) for item in step.admissions
+            Admission(item.sequence_id, tuple(unpack_int32(item.token_ids)), item.salt, item.computes_itself)
+            for item in step.admissions
         ],
         credit_target=step.credit_target,
         arrivals=[
             Arrival(
                 item.sequence_id,
-                tuple(unpack_int32(item.token_ids)),
+                unpack_int32_array(item.token_ids),
                 item.salt,
                 item.adapter,
                 item.adapter_generation,

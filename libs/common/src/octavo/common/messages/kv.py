@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -104,7 +105,8 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The sequence gives up its table. By id: the manager's table is the truth."""
+    """The sequence gives up its table, or will not ask for one after its `Arrival`. By id: the manager's table is the
+    truth."""
 
     sequence_id: int
     last_step: int
@@ -119,7 +121,8 @@ class Arrival:
     """
 
     sequence_id: int
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    """At best an `array('i')`: a long prompt is copied as a whole then."""
     salt: bytes = b""
     adapter: str = ""
     adapter_generation: int = 0
@@ -133,6 +136,8 @@ class Admission:
     token_ids: tuple[int, ...] = ()
     """Empty if an `Arrival` has told them."""
     salt: bytes = b""
+    computes_itself: bool = False
+    """Does not wait for another sequence that computes its next block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +195,11 @@ class KvRequest:
     returned_credits: list[int] = field(default_factory=list)
     """Block ids of credits given back unused."""
     admissions: list[Admission] = field(default_factory=list)
-    """In the order in which they should be served; after the first LATER the rest are LATER too."""
+    """In the order in which they should be served; after the first that finds no blocks the rest are LATER too."""
     credit_target: int = 0
     """Credits that the scheduler wants to hold; the reply tops up to it, or recalls above it."""
     arrivals: list[Arrival] = field(default_factory=list)
-    """Hashed after the reply is sent."""
+    """Known before the admissions of the same message; long ones are hashed after the reply is sent."""
     finished_transfers: list[int] = field(default_factory=list)
     """Transfers whose bytes have arrived. Applied with the acknowledgement."""
     swap_outs: list[SwapOut] = field(default_factory=list)
