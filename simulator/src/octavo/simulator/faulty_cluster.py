@@ -23,7 +23,7 @@ from octavo.common.messages.step import (
     WorkerRequest,
 )
 from octavo.kvmanager.catalogue import CatalogueFolder
-from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.server import KvManagerServer
 from octavo.scheduler.worker_group import WorkerGroup
 from octavo.simulator.scripted_worker import ScriptedWorker
@@ -303,15 +303,25 @@ class FaultyCluster(StepCluster):
         self.slices: deque[Callable[[], None]] = deque()
         """Work that the KV manager does between messages."""
         self._catalogues = None if self._catalogue_dir is None else CatalogueFolder(self._catalogue_dir)
-        settings = PoolSettings(watermark=self._watermark)
         self.kvmanager = KvManagerServer(
-            settings, next(self._boot_epochs), self._check, self._catalogues, call_soon=self.slices.append
+            self._pool_settings,
+            next(self._boot_epochs),
+            self._check,
+            self._catalogues,
+            call_soon=self.slices.append,
         )
 
     def _new_worker(self) -> SessionWorker:
         def start() -> ScriptedWorker:
             model = self.model
-            self.worker = ScriptedWorker(self._num_blocks, model.block_size, model.max_num_seqs, model.vocab_size)
+            self.worker = ScriptedWorker(
+                self._num_blocks,
+                model.block_size,
+                model.max_num_seqs,
+                model.vocab_size,
+                self._num_host_blocks,
+                self.random,
+            )
             return self.worker
 
         def ready(incarnation: int) -> WorkerReady:
@@ -326,6 +336,7 @@ class FaultyCluster(StepCluster):
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
                 eos_token_ids=model.eos_token_ids,
+                num_host_blocks=self._num_host_blocks,
             )
 
         return SessionWorker(ready, start)

@@ -12,6 +12,7 @@ from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponse
 from octavo.common.messages.generation import Abort, Explain, Forget, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened
 from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
+from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core import CoreSettings, SchedulerCore
 from octavo.scheduler.worker_group import WorkerGroup
 from octavo.simulator.faulty_cluster import FaultyCluster, SchedulersLink
@@ -34,6 +35,8 @@ class ClusterShape:
     max_num_seqs: int
     max_model_len: int
     core: CoreSettings
+    num_host_blocks: int
+    host_tier: HostTierSettings
     duplicate_rate: float
     num_gateways: int
     ledger_interval: int
@@ -72,6 +75,8 @@ class SimulatedCluster(FaultyCluster):
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(13,),
             settings=shape.core,
+            num_host_blocks=shape.num_host_blocks,
+            host_tier=shape.host_tier,
             seed=seed,
         )
         self.events = self.tally
@@ -150,7 +155,7 @@ class SimulatedCluster(FaultyCluster):
         link = SchedulersLink()
         link.is_cut = True
         self.kvmanager.accept(link)
-        link.receive(OpenPool("pool", stale, 1, self._num_blocks, self.model.block_size))
+        link.receive(OpenPool("pool", stale, 1, self._num_blocks, self.model.block_size, self._num_host_blocks))
         assert not link.replies, f"the KV manager took epoch {stale} after {self._known_epochs['KV manager']}"
         self.events["old epoch refused"] += 1
         return True

@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 from octavo.common.messages.generation import BranchPoint, SamplingParams, Submit
+from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.preemption import PreemptionSettings
 from octavo.simulator.scripted_gateway import ClientRequest
 from octavo.simulator.simulated_cluster import VOCAB_SIZE, ClusterShape
 
@@ -29,9 +31,12 @@ def draw_shape(dice: random.Random, folder: Path) -> ClusterShape:
             prefix_cache=dice.random() < 0.85,
             credits_per_sequence=dice.choice([1, 2, 4]),
             min_shared_blocks=dice.choice([1, 2, 4]),
+            preemption=PreemptionSettings(mode=dice.choice(["auto", "swap", "recompute"])),
             single_flight_timeout_s=dice.choice([0.005, 0.1, 5.0]),
             max_num_kept=dice.choice([2, 5, 50]),
         ),
+        num_host_blocks=dice.choice([0, 0, 8, 40]),
+        host_tier=HostTierSettings(min_host_hit_blocks=dice.choice([1, 1, 3])),
         duplicate_rate=dice.choice([0.0, 0.02, 0.2]),
         num_gateways=dice.choice([1, 2, 3]),
         ledger_interval=dice.choice([1, 10, 30, 30, 100, 100]),

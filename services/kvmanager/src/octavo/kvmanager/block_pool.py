@@ -6,6 +6,7 @@ import enum
 import heapq
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
@@ -28,6 +29,15 @@ class BlockState(enum.IntEnum):
     ACTIVE = 2
     CACHED = 3
     QUARANTINED = 4
+    TRANSFERRING = 5
+
+
+class Evicted(NamedTuple):
+    """A cached block that was handed out: what it held, under the generation that it had."""
+
+    block_id: int
+    generation: int
+    key: BlockKey
 
 
 class BlockPool:
@@ -38,6 +48,8 @@ class BlockPool:
         active       ref_count >= 1                        never handed out
         cached       ref_count == 0, has a key             handed out last, see SegmentedLru
         quarantined  ref_count == 0, fence not yet open    never handed out; found by its key if it has one
+        transferring source (ref_count == 0) or target of  never handed out, never found
+                     a copy from or to the host
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
 
@@ -70,8 +82,12 @@ class BlockPool:
         self.granted: set[int] = set()
         self.key_to_block: dict[BlockKey, int] = {}
         self.history = PrefixHistory(num_blocks, self.keys, self.key_to_block)
+        self.keeps_evicted = False
+        """Evicted blocks are put aside for `take_evicted`."""
+        self._evicted: list[Evicted] = []
         self._num_active = 0
         self._num_quarantined = 0
+        self._num_transferring = 0
         self._quarantine: dict[int, list[int]] = {}
         """fence -> blocks that went into quarantine with it. An entry is stale if its block was hit since."""
         self._fences_closed: list[int] = []
@@ -84,6 +100,7 @@ class BlockPool:
             active=self._num_active,
             cached=len(self.cached),
             quarantined=self._num_quarantined,
+            transferring=self._num_transferring,
         )
 
     @property
@@ -93,14 +110,15 @@ class BlockPool:
 
     def find(self, key: BlockKey) -> int | None:
         """The block that holds this content, or None."""
-        return self.key_to_block.get(key)
+        block_id = self.key_to_block.get(key)
+        return None if block_id is None or self.states[block_id] is BlockState.TRANSFERRING else block_id
 
     def find_run(self, keys: Sequence[BlockKey], num_blocks: int) -> list[int]:
         """The blocks of the leading keys, at most `num_blocks`, up to the first that is not found."""
-        found, key_to_block = [], self.key_to_block
+        found, key_to_block, has_transfers = [], self.key_to_block, self._num_transferring > 0
         for index in range(num_blocks):
             block_id = key_to_block.get(keys[index])
-            if block_id is None:
+            if block_id is None or (has_transfers and self.states[block_id] is BlockState.TRANSFERRING):
                 break
             found.append(block_id)
         return found
@@ -212,11 +230,44 @@ class BlockPool:
                 continue
             ref_counts[block_id] -= 1
             fences[block_id] = max(fences[block_id], last_step)
-            if ref_counts[block_id] == 0:
+            if ref_counts[block_id] == 0 and self.states[block_id] is BlockState.ACTIVE:
                 self._num_active -= 1
                 self._retire(block_id)
         if refused:
             raise InternalError(f"blocks {refused} were released more often than they were held")
+
+    def begin_copies_out(self, block_ids: Sequence[int], last_step: int) -> None:
+        """Active blocks give up their only reference, and stay as they are until a copy has read them."""
+        for block_id in block_ids:
+            self.ref_counts[block_id] -= 1
+            self.fences[block_id] = max(self.fences[block_id], last_step)
+        self._begin_copies(block_ids)
+
+    def begin_copies_in(self, block_ids: Sequence[int]) -> None:
+        """Active blocks that hold nothing yet wait for a copy that fills them."""
+        self._begin_copies(block_ids)
+
+    def _begin_copies(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            if self.states[block_id] is not BlockState.ACTIVE:
+                raise InternalError(f"block {block_id} cannot be copied: it is {self.states[block_id].name}")
+            self.states[block_id] = BlockState.TRANSFERRING
+        self._num_active -= len(block_ids)
+        self._num_transferring += len(block_ids)
+
+    def end_transfer(self, block_id: int) -> None:
+        """The copy has ended: a block without a holder goes where released blocks go."""
+        self._num_transferring -= 1
+        if self.ref_counts[block_id]:
+            self.states[block_id] = BlockState.ACTIVE
+            self._num_active += 1
+        else:
+            self._retire(block_id)
+
+    def take_evicted(self) -> list[Evicted]:
+        """Blocks that were evicted since the last call, first evicted first."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def acknowledge(self, step: int) -> None:
         """Open all fences up to `step`. Raises ProtocolError if it lies before the last acknowledged one."""
@@ -288,6 +339,8 @@ class BlockPool:
             block_id = self.cached.pop()
             key = self.keys[block_id]
             assert key is not None
+            if self.keeps_evicted:
+                self._evicted.append(Evicted(block_id, self.generations[block_id], key))
             self._drop_key(block_id, key, EventKind.EVICTED)
             self.history.note_evicted(key, sequence_id)
             yield block_id
