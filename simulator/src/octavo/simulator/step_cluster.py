@@ -25,7 +25,7 @@ from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
 from octavo.kvmanager.stats import KvStats
 from octavo.scheduler.core import CoreSettings, Outbox, SchedulerCore
-from support.scripted_worker import ScriptedWorker
+from octavo.simulator.scripted_worker import ScriptedWorker
 
 GATEWAY = 1
 
