@@ -22,6 +22,8 @@ MIN_FAULTS = 3
 MAX_TURNS = 2_000
 MAX_DELIVERIES = 200_000
 ABSENCES_MS = (0, 0, 5, 50, 300)
+LONG_ABSENCES_MS = (0, 5, 50, 300, 1000)
+"""Of the KV manager, without whom decode goes on: long enough for credits to run dry and blocks to be recycled."""
 _CHANNELS = ("worker computes", "to worker", "from worker", "to KV manager", "from KV manager")
 
 
@@ -163,13 +165,13 @@ class Simulation:
         self.cluster.cut_worker_link(self._absence())
 
     def _cut_kv_link(self) -> None:
-        self.cluster.cut_kv_link(self._absence())
+        self.cluster.cut_kv_link(self._dice.choice(LONG_ABSENCES_MS))
 
     def _restart_kvmanager(self) -> None:
-        self.cluster.restart_kvmanager(self._absence())
+        self.cluster.restart_kvmanager(self._dice.choice(LONG_ABSENCES_MS))
 
     def _lose_catalogue(self) -> None:
-        self.cluster.lose_catalogue(self._absence())
+        self.cluster.lose_catalogue(self._dice.choice(LONG_ABSENCES_MS))
 
     def _restart_worker(self) -> None:
         self.cluster.restart_worker(self._absence())
