@@ -20,6 +20,8 @@ MIN_STEPS = 300
 MIN_REQUESTS = 20
 MIN_FAULTS = 3
 MAX_TURNS = 2_000
+MAX_WAITING = 12
+"""Sequences that wait; with more there is no new traffic, so that the end is near when enough was done."""
 MAX_DELIVERIES = 200_000
 ABSENCES_MS = (0, 0, 5, 50, 300)
 LONG_ABSENCES_MS = (0, 5, 50, 300, 1000)
@@ -103,10 +105,11 @@ class Simulation:
 
     def _turn(self) -> None:
         dice = self._dice
-        if dice.random() < 0.7:
-            self._submit(self._traffic.draw())
-        if dice.random() < 0.15:
-            self._submit_branch()
+        if self.cluster.core.num_waiting < MAX_WAITING:
+            if dice.random() < 0.7:
+                self._submit(self._traffic.draw())
+            if dice.random() < 0.15:
+                self._submit_branch()
         if dice.random() < 0.15:
             self._abort()
         if dice.random() < 0.05:
