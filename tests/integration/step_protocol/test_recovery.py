@@ -11,8 +11,8 @@ from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.sequence import choice_seed
-from support.faulty_cluster import FaultyCluster
-from support.scripted_worker import expected_output
+from octavo.simulator.faulty_cluster import FaultyCluster
+from octavo.simulator.scripted_worker import expected_output
 
 VOCAB = 97
 

@@ -12,8 +12,8 @@ from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.sequence import SequenceState, choice_seed
-from support.scripted_worker import expected_output
-from support.step_cluster import StepCluster
+from octavo.simulator.scripted_worker import expected_output
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 97
 SWAP = CoreSettings(max_num_batched_tokens=32, preemption=PreemptionSettings(mode="swap"))

@@ -78,4 +78,4 @@ class Forks:
     def are_declared(self, holders: dict[int, Sequence]) -> None:
         """The KV manager has been told of the parents, and is asked anew."""
         for fork in self._pool.account.open_forks.values():
-            self._pool.account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
+            self._pool.account.ask_fork(fork, holders[fork.parent_id], self._forking[fork.child_id])

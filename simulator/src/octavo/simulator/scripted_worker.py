@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from octavo.common.errors import StaleBlockError
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.kv import Transfer, TransferDirection
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepResult
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepRefused, StepResult
 
 UNWRITTEN = -7
 
@@ -163,6 +164,18 @@ class ScriptedWorker:
                 assert self._host_memory[host_id] == content, f"host block {host_id} was overwritten while it was read"
                 self._memory[block_id] = list(content)
         return len(transfer.device_ids)
+
+    def refusal(self, plan: StepPlan) -> StepRefused | None:
+        """The answer to a plan that names a block of an old generation, None to others. Nothing of it runs."""
+        for delta in plan.table_deltas:
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                if generation < self._generations[block_id]:
+                    return StepRefused(plan.step_id, StaleBlockError.reason, f"block {block_id} of an old generation")
+        return None
+
+    def generation(self, block_id: int) -> int:
+        """The last one seen; 0 for none."""
+        return self._generations[block_id]
 
     def _check_groups(self, plan: StepPlan) -> None:
         """Every group names rows of this plan, each once, that share the blocks and write to none of them."""

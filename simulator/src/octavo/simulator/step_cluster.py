@@ -26,7 +26,7 @@ from octavo.kvmanager.pool import Pool, PoolSettings
 from octavo.kvmanager.stats import KvStats
 from octavo.scheduler.core import Outbox, SchedulerCore
 from octavo.scheduler.core_settings import CoreSettings
-from support.scripted_worker import ScriptedWorker
+from octavo.simulator.scripted_worker import ScriptedWorker
 
 GATEWAY = 1
 
