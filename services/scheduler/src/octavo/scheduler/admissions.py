@@ -155,7 +155,7 @@ class Admissions:
             self._places.leave(sequence, SequenceState.FINISHED)
             return
         if admitted.transfer_id:
-            del pool.running[sequence.sequence_id]
+            pool.stop(sequence)
             pool.swapping.await_prefix(sequence, admitted.transfer_id)
             self._log.waits(sequence, WaitCause.SWAPPED)
         if not request.has_started:

@@ -53,7 +53,7 @@ class Pipeline:
             selection = self._select_rows()
             if selection.num_starved and not has_kvmanager and self._recycle():
                 selection = self._select_rows()
-            self._relief.has_starved = selection.num_starved > 0
+            self._relief.note_starved(selection.num_starved)
             if not selection.rows and not swapping.needs_plan(is_idle=not len(steps)):
                 break
             self._launch_step(selection.rows, swapping.take_transfers(), plans, now)

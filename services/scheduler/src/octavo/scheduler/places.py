@@ -109,7 +109,7 @@ class Places:
     def leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
         pool = self._held
-        del pool.running[sequence.sequence_id]
+        pool.stop(sequence)
         pool.release(sequence)
         pool.slots.give_back(sequence.slot, sequence.is_open)
         self.waiting.wake(sequence.sequence_id)
@@ -122,7 +122,7 @@ class Places:
     def swap_out(self, victim: Sequence, num_kept_blocks: int) -> None:
         """Save what a running sequence has computed, but for its first blocks, which stay."""
         pool = self._held
-        del pool.running[victim.sequence_id]
+        pool.stop(victim)
         self.waiting.wake(victim.sequence_id)
         pool.swapping.swap_out(victim, num_kept_blocks, pool.steps.last_launched, self.now)
 
@@ -152,7 +152,7 @@ class Places:
         """It gives up its slot. Its blocks stay, if it has any, until somebody needs them or it expires."""
         if sequence.state in (SequenceState.RUNNING, SequenceState.LEAVING):
             pool = self._held
-            del pool.running[sequence.sequence_id]
+            pool.stop(sequence)
             pool.slots.give_back(sequence.slot, sequence.is_open)
             self.waiting.wake(sequence.sequence_id)
             sequence.state = SequenceState.KEPT

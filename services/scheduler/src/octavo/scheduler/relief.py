@@ -32,7 +32,7 @@ class Relief:
         stats: SchedulerStats,
     ) -> None:
         self.has_starved = False
-        """A decode was left out of the last plan for want of a block, and nobody has given way since."""
+        """A decode was left out of the plan that was made last, for want of a block, and nobody has given way since."""
         self._preemption = preemption
         self._pool = pool
         self._places = places
@@ -43,6 +43,10 @@ class Relief:
         self._stats = stats
 
     # Preemption.
+
+    def note_starved(self, num_starved: int) -> None:
+        """So many decodes were left out of the plan that was made last."""
+        self.has_starved = num_starved > 0
 
     def preempt_if_dry(self) -> None:
         if self.has_starved and self._pool.account.is_dry:

@@ -69,6 +69,10 @@ class WorkerPool:
         sequence.state = SequenceState.RUNNING
         self.running[sequence.sequence_id] = sequence
 
+    def stop(self, sequence: Sequence) -> None:
+        """It gets no further row. What becomes of its state, blocks and slot is the caller's business."""
+        del self.running[sequence.sequence_id]
+
     def release(self, sequence: Sequence) -> None:
         """Give up the sequence's blocks, and copies into them that are not made yet."""
         if self._copies:
