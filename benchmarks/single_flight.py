@@ -1,7 +1,7 @@
 """Twenty requests with one long prefix at once: prompt tokens computed with and without single flight.
 
-The real cores of scheduler and KV manager in one thread, with the scripted worker of the tests, which computes a step of
-2,048 tokens at a time. Run: PYTHONPATH=tests python benchmarks/single_flight.py
+The real cores of scheduler and KV manager in one thread, with the scripted worker of the tests.
+Run: PYTHONPATH=tests python benchmarks/single_flight.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from support.step_cluster import StepCluster
 VOCAB_SIZE = 50_000
 
 
-def run(num_requests: int, num_prefix_tokens: int, timeout_s: float) -> tuple[int, int, float]:
+def run(
+    num_requests: int, num_prefix_tokens: int, timeout_s: float, max_num_batched_tokens: int
+) -> tuple[int, int, float]:
     """Prompt tokens computed, steps, and seconds of CPU for all of it."""
     cluster = StepCluster(
         num_blocks=8192,
@@ -23,7 +25,7 @@ def run(num_requests: int, num_prefix_tokens: int, timeout_s: float) -> tuple[in
         max_num_seqs=64,
         max_model_len=4096,
         vocab_size=VOCAB_SIZE,
-        settings=CoreSettings(max_num_batched_tokens=2048, single_flight_timeout_s=timeout_s),
+        settings=CoreSettings(max_num_batched_tokens=budget, single_flight_timeout_s=timeout_s),
     )
     prefix = [(7 * place + 1) % VOCAB_SIZE for place in range(num_prefix_tokens)]
     prompts = [[*prefix, *range(100 * number, 100 * number + 40)] for number in range(num_requests)]
@@ -42,10 +44,11 @@ def main() -> None:
     parser.add_argument("--prefix", type=int, default=1500)
     arguments = parser.parse_args()
     print(f"{arguments.requests} requests at once: {arguments.prefix} tokens that they share, 40 of their own\n")
-    print("| | prompt tokens computed | steps | s of CPU |\n|---|---:|---:|---:|")
-    for name, timeout_s in (("each for itself", -1.0), ("single flight", 5.0)):
-        computed, num_steps, seconds = run(arguments.requests, arguments.prefix, timeout_s)
-        print(f"| {name} | {computed:,} | {num_steps} | {seconds:.2f} |")
+    print("| tokens a step | | prompt tokens computed | steps | s of CPU |\n|---:|---|---:|---:|---:|")
+    for budget in (2048, 8192, 32_768):
+        for name, timeout_s in (("each for itself", 0.0), ("single flight", 5.0)):
+            computed, num_steps, seconds = run(arguments.requests, arguments.prefix, timeout_s, budget)
+            print(f"| {budget:,} | {name} | {computed:,} | {num_steps} | {seconds:.2f} |")
 
 
 if __name__ == "__main__":

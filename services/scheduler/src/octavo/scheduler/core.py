@@ -102,6 +102,7 @@ class SchedulerCore:
         self._requests: dict[tuple[int, int], Request] = {}
         self._waiting = WaitingQueue()
         self._kept = KeptChoices(settings.max_num_kept)
+        self._waits_for_leaders = settings.prefix_cache and settings.single_flight_timeout_s > 0
         self._now = 0.0
         self._sequence_ids = itertools.count(1)
         self._arrivals = itertools.count(1)
@@ -451,7 +452,7 @@ class SchedulerCore:
             sequence.slot = self._slots.take()
             self._admitting[sequence.sequence_id] = sequence
             self.log.asks(sequence)
-            computes_itself = sequence.computes_itself or not self._settings.prefix_cache
+            computes_itself = sequence.computes_itself or not self._waits_for_leaders
             self._account.admit(sequence, computes_itself=computes_itself)
             if not sequence.is_tentative:
                 backlog.append(len(sequence.token_ids))
