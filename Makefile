@@ -11,7 +11,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-MEMBERS  := libs/common proto services/gateway services/scheduler services/kvmanager services/worker cli
+MEMBERS  := libs/common proto services/gateway services/scheduler services/kvmanager services/worker simulator cli
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member))
 PROTOS   := $(wildcard proto/octavo/v1/*.proto) proto/generate.py
 
@@ -25,7 +25,7 @@ export GOMP_SPINCOUNT  ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install install-dev serve bench test test-full lint format proto docs clean
+.PHONY: help install install-dev serve bench simulate test test-full lint format proto docs clean
 
 help: ## List the targets
 	@echo 'Targets:'
@@ -38,6 +38,9 @@ serve: $(PACKAGES_DONE) ## Serve a model at http://HOST:PORT; without MODEL=, a 
 
 bench: $(PACKAGES_DONE) ## Load the server at HOST:PORT and report latencies and throughput
 	@exec $(BIN)/octavo bench --url http://$(HOST):$(PORT) $(ARGS)
+
+simulate: $(PACKAGES_DONE) ## Run the step protocol under 10,000 seeded orders of events; ARGS="--first 1 --seeds 500" for others
+	$(BIN)/octavo-simulator $(or $(ARGS),--seeds 10000)
 
 test: $(DEV_DONE) ## Run the tests, without the long matrix; ARGS= goes to pytest
 	@echo '==> preparing the model that the tests use'

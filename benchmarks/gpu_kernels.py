@@ -18,14 +18,18 @@ import torch
 from gpu_timing import Limits, measure_limits, time_us
 from torch import Tensor
 
-from octavo.worker.attention_plan import cut_queries, spare_items, split_contexts
+from octavo.worker.attention_plan import cut_queries, decode_items, spare_items
 from octavo.worker.kernels import paged_prefill as prefill_module
-from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch, paged_decode
+from octavo.worker.kernels.few_row_linear import few_row_linear
+from octavo.worker.kernels.paged_decode import ITEM, DecodeRows, make_scratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 DEVICE = "cuda"
 DECODES = {
+    "1 x 200": [200],
+    "64 x 200": [200] * 64,
+    "32 x 16k": [16384] * 32,
     "1 x 1k": [1024],
     "1 x 4k": [4096],
     "1 x 32k": [32768],
@@ -43,8 +47,20 @@ PREFILLS = {
     "1 x 16384": [(0, 16384)],
     "16 x 512": [(0, 512)] * 16,
 }
-DECODE_TILINGS = [(32, 4, 3), (32, 4, 5), (32, 2, 5), (64, 4, 3), (64, 4, 5), (64, 2, 5), (128, 4, 3), (128, 8, 5)]
-PREFILL_TILINGS = [(128, 64, 8, 3), (128, 64, 8, 5), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 5), (128, 32, 8, 5)]
+DECODE_TILINGS = [(32, 2, 3), (32, 2, 4), (64, 4, 2), (64, 4, 3), (64, 2, 3)]
+PREFILL_TILINGS = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 4)]
+LINEARS = {"qkv": (6144, 4096, False), "output": (4096, 4096, False), "gate_up": (28672, 4096, True)}
+LINEARS |= {"down": (4096, 14336, False), "logits": (128256, 4096, False)}
+LINEAR_TILINGS = [
+    (16, 256, 4, 4),
+    (16, 256, 4, 6),
+    (16, 512, 4, 4),
+    (16, 512, 8, 5),
+    (32, 256, 4, 4),
+    (32, 128, 4, 6),
+    (16, 128, 2, 6),
+    (64, 128, 4, 4),
+]
 
 
 class Pool:
@@ -72,21 +88,14 @@ def column(values: object) -> Tensor:
 def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_spare: int | None = None) -> float:
     pool = Pool(seq_lens)
     num_rows = len(seq_lens)
-    num_spare = num_spare or spare_items(NUM_KV_HEADS)
-    item_rows, item_parts, part_len = split_contexts(np.array(seq_lens), num_spare)
-    max_items = num_rows + num_spare
-    rows = DecodeRows(
-        slots=column(range(num_rows)),
-        tokens=column(range(num_rows)),
-        seq_lens=column(seq_lens),
-        item_rows=column(np.resize(item_rows, max_items)),
-        item_parts=column(np.resize(item_parts, max_items)),
-        shape=column([len(item_rows), part_len]),
-    )
-    scratch = make_scratch(max_items, num_rows, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, torch.device(DEVICE))
+    num_spare = num_spare or spare_items(num_rows, NUM_KV_HEADS)
+    items = np.zeros((num_rows + num_spare, ITEM), dtype=np.int64)
+    made = decode_items(np.arange(num_rows), np.arange(num_rows), np.array(seq_lens), num_spare)
+    items[: len(made)] = made
+    rows = DecodeRows(column(items))
+    scratch = make_scratch(len(items), num_rows, num_rows, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, torch.device(DEVICE))
     query = torch.randn((num_rows, NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
     out = torch.empty_like(query)
-    options = {} if tiling is None else dict(zip(("keys_per_tile", "num_warps", "num_stages"), tiling, strict=True))
 
     def launch() -> None:
         for layer in range(pool.num_layers):
@@ -140,21 +149,63 @@ def print_prefills(limits: Limits, tiling: tuple[int, int, int, int] | None = No
         )
 
 
+def time_linear(name: str, num_rows: int, tiling: tuple[int, int, int, int] | str | None) -> float:
+    """`tiling` "library" is the matrix product of torch, without the norm before and the gate after."""
+    out_features, in_features, is_gated = LINEARS[name]
+    num_weights = max(2, -(-(512 << 20) // (2 * out_features * in_features)))
+    weights = [
+        torch.randn((out_features, in_features), dtype=torch.bfloat16, device=DEVICE) for _ in range(num_weights)
+    ]
+    x = torch.randn((num_rows, in_features), dtype=torch.bfloat16, device=DEVICE)
+    norm = torch.randn(in_features, dtype=torch.bfloat16, device=DEVICE)
+    has_residual = name in ("output", "down")
+    residual = torch.randn((num_rows, out_features), dtype=torch.bfloat16, device=DEVICE) if has_residual else None
+
+    def launch() -> None:
+        for weight in weights:
+            if tiling != "library":
+                few_row_linear(
+                    x,
+                    weight,
+                    norm=None if has_residual else norm,
+                    residual=residual,
+                    is_gated=is_gated,
+                    **({} if tiling is None else {"tiling": tiling}),  # type: ignore[arg-type]
+                )
+            elif residual is not None:
+                residual.addmm_(x, weight.t())
+            else:
+                torch.mm(x, weight.t())
+
+    return time_us(launch, launches_per_graph=num_weights)
+
+
+def print_linears(limits: Limits, num_rows: int, tiling: tuple[int, int, int, int] | str | None = None) -> None:
+    cells = []
+    for name, (out_features, in_features, _) in LINEARS.items():
+        us = time_linear(name, num_rows, tiling)
+        cells.append(f"{name} {us:6.1f} us {2 * out_features * in_features / us * 1e6 / limits.copy_bytes_per_s:4.2f}")
+    print(f"linear   {num_rows} rows {tiling or ''!s:14} " + "   ".join(cells), flush=True)
+
+
 def sweep(limits: Limits) -> None:
     for tiling in DECODE_TILINGS:
         print_decodes(limits, tiling)
-    for num_spare, name in itertools.product((32, 64, 128, 256, 512), ("1 x 4k", "1 x 32k", "64 x 4k", "256 x 1k")):
+    for num_spare, name in itertools.product((32, 64, 128, 256), ("1 x 32k", "64 x 4k", "256 x 1k", "32 x 16k")):
         print(
             f"decode   spare {num_spare:4} {name:22} {time_decode(DECODES[name], None, num_spare):9.1f} us", flush=True
         )
+    for num_rows in (1, 2, 4):
+        for linear_tiling in ("library", *LINEAR_TILINGS):
+            print_linears(limits, num_rows, linear_tiling)
     for prefill_tiling in PREFILL_TILINGS:
         print_prefills(limits, prefill_tiling)
 
 
 def compile_sweep() -> None:
     """Fill Triton's cache on disk from several processes at once, since each tiling takes seconds to compile."""
-    jobs = [("decode", tiling) for tiling in DECODE_TILINGS] + [("prefill", tiling) for tiling in PREFILL_TILINGS]
-    running = [subprocess.Popen([sys.executable, __file__, "--compile", str(index)]) for index in range(len(jobs))]
+    num_jobs = len(DECODE_TILINGS) + len(PREFILL_TILINGS) + len(LINEAR_TILINGS)
+    running = [subprocess.Popen([sys.executable, __file__, "--compile", str(index)]) for index in range(num_jobs)]
     for process in running:
         process.wait()
 
@@ -162,8 +213,13 @@ def compile_sweep() -> None:
 def compile_one(index: int) -> None:
     if index < len(DECODE_TILINGS):
         time_decode([600], DECODE_TILINGS[index])
-    else:
-        time_prefill([(64, 128)], PREFILL_TILINGS[index - len(DECODE_TILINGS)])
+        return
+    index -= len(DECODE_TILINGS)
+    if index < len(PREFILL_TILINGS):
+        time_prefill([(64, 128)], PREFILL_TILINGS[index])
+        return
+    for name, num_rows in itertools.product(LINEARS, (1, 2, 4)):
+        time_linear(name, num_rows, LINEAR_TILINGS[index - len(PREFILL_TILINGS)])
 
 
 def main() -> None:
@@ -182,6 +238,9 @@ def main() -> None:
     else:
         print_decodes(limits)
         print_prefills(limits)
+        for num_rows in (1, 2, 4):
+            print_linears(limits, num_rows, "library")
+            print_linears(limits, num_rows)
 
 
 if __name__ == "__main__":

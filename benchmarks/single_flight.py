@@ -1,7 +1,7 @@
 """Twenty requests with one long prefix at once: prompt tokens computed with and without single flight.
 
-The real cores of scheduler and KV manager in one thread, with the scripted worker of the tests.
-Run: PYTHONPATH=tests python benchmarks/single_flight.py
+The real cores of scheduler and KV manager in one thread, with the scripted worker of the simulator.
+Run: python benchmarks/single_flight.py
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import argparse
 import time
 
 from octavo.scheduler.core import CoreSettings
-from support.step_cluster import StepCluster
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB_SIZE = 50_000
 
 
-def run(
-    num_requests: int, num_prefix_tokens: int, timeout_s: float, max_num_batched_tokens: int
-) -> tuple[int, int, float]:
+def run(num_requests: int, num_prefix_tokens: int, timeout_s: float, budget: int) -> tuple[int, int, float]:
     """Prompt tokens computed, steps, and seconds of CPU for all of it."""
     cluster = StepCluster(
         num_blocks=8192,

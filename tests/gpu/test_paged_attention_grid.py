@@ -68,11 +68,11 @@ def test_attention_equals_the_plain_one(case: dict[str, object]) -> None:
     assert batch.error(batch.attend()) < TOLERANCE[shape.dtype]
 
 
-@pytest.mark.parametrize("keys", [32, 128])
-def test_other_tilings_give_the_same(keys: int) -> None:
+@pytest.mark.parametrize("tiling", [(32, 2, 4), (64, 4, 3), (128, 4, 3)])
+def test_all_tilings_give_the_same(tiling: tuple[int, int, int]) -> None:
     batch = PagedBatch(Shape(head_dim=128, group=4, dtype=torch.bfloat16), ROWS["mixed"] + ROWS["decodes"], "cuda")
 
-    assert batch.error(batch.attend(keys_per_tile=keys)) < TOLERANCE[torch.bfloat16]
+    assert batch.error(batch.attend(tiling=tiling)) < TOLERANCE[torch.bfloat16]
 
 
 def test_a_context_of_131072_tokens() -> None:
@@ -89,5 +89,15 @@ def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
     batch.pool = torch.empty((num_blocks, NUM_LAYERS, *small.shape[2:]), dtype=small.dtype, device="cuda")
     batch.pool[-len(small) :] = small
     batch.tables = torch.where(batch.tables < len(small), batch.tables + num_blocks - len(small), batch.tables)
+
+    assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize(("head_dim", "group", "num_kv_heads"), [(128, 4, 8), (64, 3, 2), (80, 1, 4), (256, 8, 1)])
+def test_shared_prefixes_give_the_same(head_dim: int, group: int, num_kv_heads: int) -> None:
+    shape = Shape(head_dim=head_dim, group=group, num_kv_heads=num_kv_heads, dtype=torch.bfloat16)
+    batch = PagedBatch(shape, [(1700 + row, 1) for row in range(150)] + [(400, 30), (3000, 1), (2800, 1)], "cuda")
+    batch.share(range(150), num_blocks=100)
+    batch.share([151, 152], num_blocks=170)
 
     assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]

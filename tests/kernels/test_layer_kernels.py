@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.worker.kernels.copy_blocks import copy_blocks
+from octavo.worker.kernels.few_row_linear import few_row_linear
 from octavo.worker.kernels.rms_norm import rms_norm
 from octavo.worker.kernels.silu_mul import silu_mul
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
@@ -107,3 +108,21 @@ def test_a_token_is_sent_or_fed_by_its_slot_and_padding_goes_nowhere(device: str
 
     assert token_ids.tolist() == [42, 102, 9, 0]
     assert slot_mapping.tolist() == [7 * 16 + 3, 9 * 16, 9 * 16 + 15, -1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
+def test_a_linear_layer_of_few_rows(num_rows: int, device: str) -> None:
+    x, weight, bias = (torch.randn(shape, device=device) for shape in ((num_rows, 520), (29, 520), (29,)))
+    residual = torch.randn(num_rows, 29, device=device)
+
+    expected = residual + functional.linear(x, weight, bias)
+    assert few_row_linear(x, weight, bias, residual=residual, out=residual) is residual
+    torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_and_gate_of_a_linear_layer_of_few_rows(device: str) -> None:
+    x, weight, norm = (torch.randn(shape, device=device) for shape in ((3, 700), (26, 700), (700,)))
+
+    gate, up = functional.linear(functional.rms_norm(x, (700,), norm, 1e-5), weight).chunk(2, -1)
+    found = few_row_linear(x, weight, norm=norm, eps=1e-5, is_gated=True)
+    torch.testing.assert_close(found, functional.silu(gate) * up, rtol=1e-3, atol=1e-3)

@@ -28,7 +28,7 @@ def test_parts_of_a_context_are_merged_by_the_last_to_end(device: str) -> None:
 def test_more_parts_than_one_load_fetches_are_merged(device: str) -> None:
     batch = PagedBatch(Shape(group=1, num_kv_heads=1, head_dim=16, block_size=32), [(300, 1)], device)
 
-    assert batch.error(batch.attend(part_len=16, keys_per_tile=16)) < 2e-6
+    assert batch.error(batch.attend(part_len=16, tiling=(16, 4, 3))) < 2e-6
 
 
 @pytest.mark.parametrize("window", [1, 20, 64, 500])
@@ -79,3 +79,25 @@ def test_half_precision(device: str) -> None:
     batch = PagedBatch(Shape(head_dim=64, dtype=torch.float16), [(30, 1), (5, 20)], device)
 
     assert batch.error(batch.attend()) < 2e-3
+
+
+def test_rows_that_share_a_prefix_read_it_once_and_go_on_with_their_own(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, group=4), [(100, 1), (7, 1), (80, 1), (97, 1), (5, 9)], device)
+    batch.share([0, 2, 3], num_blocks=5)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_a_shared_prefix_is_split_and_rows_of_it_as_well(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=16, group=1, num_kv_heads=1, block_size=64), [(610, 1), (580, 1)], device)
+    batch.share([1, 0], num_blocks=9)
+
+    assert batch.error(batch.attend(part_len=16, tiling=(16, 4, 3))) < 2e-6
+
+
+def test_two_groups_with_prefixes_of_their_own(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, group=3, num_kv_heads=1), [(40, 1), (90, 1), (33, 1), (88, 1)], device)
+    batch.share([0, 2], num_blocks=2)
+    batch.share([3, 1], num_blocks=5)
+
+    assert batch.error(batch.attend()) < 2e-6

@@ -47,6 +47,7 @@ class ServerSettings:
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None
+    num_host_blocks: int | None = None
     max_model_len: int | None = None
     pipeline_depth: int = 2
     prefix_cache: bool = True

@@ -10,9 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.worker.attention_plan import cut_queries, split_contexts
-from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch, paged_decode
+from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items
+from octavo.worker.kernels.paged_decode import (
+    ITEM,
+    MAX_PREFIX_PARTS,
+    PREFIX_SHIFT,
+    DecodeRows,
+    make_scratch,
+    paged_decode,
+)
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill, queries_per_tile
+from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles, members_per_tile, paged_prefix
 
 NUM_LAYERS = 2
 LAYER = 1
@@ -63,8 +71,11 @@ class PagedBatch:
         num_tokens = int(self.query_lens.sum())
         self.query = torch.randn((num_tokens, shape.num_heads, shape.head_dim), device=device).to(shape.dtype)
         self.first_tokens = np.cumsum(self.query_lens) - self.query_lens
+        self.prefixes: list[Prefix] = []
 
-    def attend(self, part_len: int | None = None, num_spare: int = 64, **tuning: int) -> Tensor:
+    def attend(
+        self, part_len: int | None = None, num_spare: int = 64, tiling: tuple[int, int, int] | None = None
+    ) -> Tensor:
         """What the kernels give: decode rows by one, prefill rows by the other. Rows of no query stay NaN."""
         shape, device = self.shape, self.device
         out = torch.full_like(self.query, torch.nan)
@@ -72,26 +83,41 @@ class PagedBatch:
         options = {"scale": shape.head_dim**-0.5, "window": shape.window, "soft_cap": shape.soft_cap}
         decodes = np.flatnonzero(self.query_lens == 1)
         if len(decodes):
-            item_rows, item_parts, planned = split_contexts(self.seq_lens[decodes], num_spare)
+            prefixes = self._plan_prefixes(decodes)
+            items = decode_items(self.first_tokens[decodes], decodes, self.seq_lens[decodes], num_spare, prefixes)
             if part_len is not None:
-                num_parts = -(-self.seq_lens[decodes] // part_len)
-                item_rows = np.repeat(np.arange(len(decodes)), num_parts)
-                item_parts = np.concatenate([np.arange(count) for count in num_parts])
-            num_items = len(item_rows)
-            rows = DecodeRows(
-                slots=_int32(decodes, device),
-                tokens=_int32(self.first_tokens[decodes], device),
-                seq_lens=_int32(self.seq_lens[decodes], device),
-                item_rows=_int32(np.append(item_rows, [2**30] * 3), device),
-                item_parts=_int32(np.append(item_parts, [2**30] * 3), device),
-                shape=_int32(np.array([num_items, part_len or planned]), device),
-            )
+                items = split_again(items, part_len)
+            padding = np.full((3, ITEM), 2**30)
+            padding[:, 6] = 0
+            rows = DecodeRows(_int32(np.concatenate((items, padding)), device), prefixes is not None)
             scratch = make_scratch(
-                num_items + 3, len(decodes), shape.num_heads, shape.num_kv_heads, shape.head_dim, torch.device(device)
+                len(items) + 3,
+                len(self.query),
+                max(1, len(decodes)),
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                torch.device(device),
             )
             scratch.partial.fill_(torch.nan)
+            scratch.prefix.partial.fill_(torch.nan)
+            if prefixes is not None:
+                tiles = prefixes.tiles.copy()
+                tiles[:, 2] = decodes[tiles[:, 2]]
+                paged_prefix(
+                    self.query,
+                    cache,
+                    self.tables,
+                    PrefixTiles(
+                        _int32(self.first_tokens[decodes][prefixes.member_rows], device),
+                        _int32(np.concatenate((tiles, np.zeros((2, TILE)))), device),
+                    ),
+                    scratch.prefix,
+                    scale=shape.head_dim**-0.5,
+                    soft_cap=shape.soft_cap,
+                )
             for _ in range(2):  # the second launch finds what the first left in the scratch
-                paged_decode(self.query, cache, self.tables, rows, scratch, out, **options, **tuning)  # type: ignore[arg-type]
+                paged_decode(self.query, cache, self.tables, rows, scratch, out, **options, tiling=tiling)  # type: ignore[arg-type]
         prefills = np.flatnonzero(self.query_lens > 1)
         if len(prefills):
             tile_rows, tile_parts = cut_queries(
@@ -105,8 +131,24 @@ class PagedBatch:
                 tile_rows=_int32(tile_rows, device),
                 tile_parts=_int32(tile_parts, device),
             )
-            paged_prefill(self.query, cache, self.tables, chunks, out, **options, **tuning)  # type: ignore[arg-type]
+            paged_prefill(self.query, cache, self.tables, chunks, out, **options)  # type: ignore[arg-type]
         return out
+
+    def share(self, rows: Sequence[int], num_blocks: int) -> None:
+        """Let rows share their leading blocks, of the first one's contents."""
+        num_tokens = num_blocks * self.shape.block_size
+        for row in rows[1:]:
+            self.tables[row, :num_blocks] = self.tables[rows[0], :num_blocks]
+            self.key_values[row][:, :, :num_tokens] = self.key_values[rows[0]][:, :, :num_tokens]
+        self.prefixes.append(Prefix(list(rows), num_tokens))
+
+    def _plan_prefixes(self, decodes: np.ndarray) -> PrefixPlan | None:
+        row_of = {int(row): index for index, row in enumerate(decodes)}
+        prefixes = [Prefix([row_of[row] for row in one.rows], one.num_tokens) for one in self.prefixes]
+        members = members_per_tile(self.shape.group, self.shape.head_dim)
+        return cut_prefixes(
+            prefixes, len(decodes), self.shape.num_kv_heads, members, 64, MAX_PREFIX_PARTS, PREFIX_SHIFT
+        )
 
     def expected(self) -> Tensor:
         """Plain attention in float32, row by row."""
@@ -132,6 +174,18 @@ class PagedBatch:
         """Relative error in the norm; NaN if anything was left unwritten or read that was never written."""
         expected = self.expected()
         return float((out.float() - expected).norm() / expected.norm())
+
+
+def split_again(items: np.ndarray, part_len: int) -> np.ndarray:
+    """The same rows in parts of another length."""
+    made = []
+    for item in items[items[:, 5] == 0]:
+        begin, seq_len = item[2], item[4]
+        num_parts = -(-(seq_len - begin) // part_len)
+        for part in range(num_parts):
+            first = begin + part * part_len
+            made.append([*item[:2], first, min(first + part_len, seq_len), seq_len, part, num_parts, item[7]])
+    return np.array(made)
 
 
 def _int32(values: np.ndarray, device: str) -> Tensor:

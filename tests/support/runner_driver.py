@@ -39,10 +39,10 @@ class RecordingModel:
         return self.last_logits
 
 
-def make_runner(folder: Path, num_blocks: int = NUM_BLOCKS, **limits: int) -> ModelRunner:
+def make_runner(folder: Path, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, **limits: int) -> ModelRunner:
     """A runner over a pool that is filled with NaN, as unused memory may be."""
     model = load_decoder(folder, torch.float32, CPU)
-    kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, torch.float32, CPU)
+    kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, torch.float32, CPU, num_host_blocks)
     kv_cache.pool.fill_(torch.nan)
     attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows)
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}

@@ -9,8 +9,8 @@ import pytest
 from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core import CoreSettings
 from octavo.scheduler.sequence import choice_seed
-from support.scripted_worker import expected_output
-from support.step_cluster import StepCluster
+from octavo.simulator.scripted_worker import expected_output
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 97
 

@@ -9,9 +9,9 @@ import pytest
 
 from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core import CoreSettings
-from support.beam_reference import beam_answers
-from support.scripted_worker import expected_output, likeliest_tokens
-from support.step_cluster import StepCluster
+from octavo.simulator.beam_reference import beam_answers
+from octavo.simulator.scripted_worker import expected_output, likeliest_tokens
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 97
 

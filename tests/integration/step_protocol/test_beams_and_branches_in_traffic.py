@@ -12,10 +12,10 @@ import pytest
 from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core import CoreSettings
 from octavo.scheduler.sequence import choice_seed
-from support.beam_reference import beam_answers
-from support.faulty_cluster import FaultyCluster
-from support.scripted_worker import expected_output, likeliest_tokens
-from support.step_cluster import StepCluster
+from octavo.simulator.beam_reference import beam_answers
+from octavo.simulator.faulty_cluster import FaultyCluster
+from octavo.simulator.scripted_worker import expected_output, likeliest_tokens
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 31
 EOS = 13

@@ -9,9 +9,10 @@ import pytest
 
 from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core import CoreSettings
+from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.sequence import choice_seed
-from support.faulty_cluster import FaultyCluster
-from support.scripted_worker import expected_output
+from octavo.simulator.faulty_cluster import FaultyCluster
+from octavo.simulator.scripted_worker import expected_output
 
 VOCAB = 97
 
@@ -157,7 +158,9 @@ def run_random_faults(seed: int, folder: Path) -> FaultyCluster:
             pipeline_depth=dice.choice([1, 2, 2, 3]),
             prefix_cache=dice.random() < 0.8,
             credits_per_sequence=dice.choice([1, 2, 4]),
+            preemption=PreemptionSettings(dice.choice(["auto", "swap", "recompute"]), min_progress=4),
         ),
+        num_host_blocks=dice.choice([0, 10, 100]),
         seed=seed,
     )
     limit = cluster.model.max_model_len

@@ -11,7 +11,7 @@ from octavo.common.messages.kv import Admitted, MissReason, PrefixMiss, Verdict
 from octavo.scheduler.core import CoreSettings
 from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.request_records import WaitCause
-from support.step_cluster import StepCluster
+from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 97
 

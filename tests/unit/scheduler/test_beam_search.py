@@ -10,7 +10,7 @@ import pytest
 
 from octavo.common.messages.generation import FinishReason, TokenLogprobs
 from octavo.scheduler.beam_search import BeamGroup, Continuation
-from support.beam_reference import beam_answers
+from octavo.simulator.beam_reference import beam_answers
 
 EOS = 0
 

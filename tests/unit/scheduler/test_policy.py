@@ -57,6 +57,24 @@ def test_one_long_prompt_is_no_backlog() -> None:
     assert has_prefill_backlog([20_000, 20_000], 512)
 
 
+def test_victim_is_of_the_lowest_priority_and_then_the_one_with_the_least_work_to_lose() -> None:
+    urgent, long, short = (make_sequence(arrival_no=number) for number in (1, 2, 3))
+    urgent.priority, long.priority, short.priority = -1, 2, 2
+    urgent.num_computed_tokens, long.num_computed_tokens, short.num_computed_tokens = 5, 90, 40
+    assert choose_victim([urgent, long, short]) is short
+    assert choose_victim([urgent, long]) is long
+
+
+def test_a_victim_is_spared_until_it_has_made_progress_unless_there_is_nobody_else() -> None:
+    spared, other = make_sequence(arrival_no=2), make_sequence(arrival_no=1)
+    spared.num_preemptions, spared.num_tokens_at_start = 1, len(spared.token_ids)
+    other.num_computed_tokens = 50
+    assert choose_victim([spared, other], min_progress=2) is other
+    assert choose_victim([spared], min_progress=2) is spared
+    spared.token_ids += [4, 4]
+    assert choose_victim([spared, other], min_progress=2) is spared
+
+
 def test_victim_is_of_the_request_that_came_last() -> None:
     oldest, middle, last = (make_sequence(arrival_no=number) for number in (1, 2, 3))
     assert choose_victim([last, oldest, middle]) is last

@@ -25,7 +25,7 @@ from octavo.kvmanager.pool import PoolSettings
 from octavo.kvmanager.server import KvManagerServer
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.server import SchedulerServer
-from support.scripted_worker import ScriptedWorker, expected_output
+from octavo.simulator.scripted_worker import ScriptedWorker, expected_output
 
 VOCAB, NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 97, 64, 8, 4
 UNUSED = Address("local", "unused")

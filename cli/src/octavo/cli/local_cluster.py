@@ -122,6 +122,7 @@ class _Settings:
                 model_name=model.name,
                 block_size=options.block_size,
                 num_blocks=options.num_blocks,
+                num_host_blocks=options.num_host_blocks,
                 **limits,
             )
         )

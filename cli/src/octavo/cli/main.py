@@ -55,6 +55,10 @@ def serve(
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
     block_size: Annotated[int | None, typer.Option(min=8, max=128, help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks in the pool. Left out: what fits.")] = None,
+    num_host_blocks: Annotated[
+        int | None,
+        typer.Option(min=0, help="KV blocks in host memory, for swap and evicted prefixes. Left out: what fits."),
+    ] = None,
     no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
     pipeline_depth: Annotated[
         int | None, typer.Option(min=1, max=4, help="Steps on their way at once; 1 waits for each result.")
@@ -86,6 +90,7 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         prefix_cache=not no_prefix_cache,
         pipeline_depth=pipeline_depth,
         log_level=log_level,

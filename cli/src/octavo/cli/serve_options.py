@@ -46,6 +46,8 @@ class ServeOptions:
     """Tokens per KV block."""
     num_blocks: int | None = None
     """Blocks in the KV pool."""
+    num_host_blocks: int | None = None
+    """Blocks of host memory for swapped sequences and evicted prefixes."""
     prefix_cache: bool = True
     pipeline_depth: int | None = None
     """Steps on their way at once."""

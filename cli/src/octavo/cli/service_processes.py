@@ -64,6 +64,7 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "model_name": model.name,
             "block_size": options.block_size,
             "num_blocks": options.num_blocks,
+            "num_host_blocks": options.num_host_blocks,
             **limits,
         },
         drain_s=0.5,

@@ -13,6 +13,7 @@ from octavo.kvmanager.arrivals import STEP_TOKENS, ArrivalBook, Arrived
 from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 from octavo.kvmanager.block_table import BlockTables
+from octavo.kvmanager.host_tier import HostTier
 from octavo.kvmanager.stats import KvStats
 
 MAX_WAITING_CHAINS = 64
@@ -50,6 +51,7 @@ class AdmissionControl:
         tables: BlockTables,
         arrivals: ArrivalBook,
         hasher: BlockHasher,
+        tier: HostTier,
         num_watermark_blocks: int,
         stats: KvStats,
     ) -> None:
@@ -57,6 +59,7 @@ class AdmissionControl:
         self._tables = tables
         self._arrivals = arrivals
         self._hasher = hasher
+        self._tier = tier
         self._num_watermark_blocks = num_watermark_blocks
         self._stats = stats
         self._waiting_chains: OrderedDict[int, Arrived] = OrderedDict()
@@ -66,13 +69,15 @@ class AdmissionControl:
         self._num_lookups = 0
         self._num_missing_blocks = 0
 
-    def admit(self, admissions: Sequence[Admission]) -> AdmissionRound:
-        """Serve in order. Raises ProtocolError for a sequence that holds a table or has no tokens."""
+    def admit(self, admissions: Sequence[Admission], is_blocked: bool = False) -> AdmissionRound:
+        """Serve in order; all have to wait if `is_blocked`.
+
+        Raises ProtocolError for a sequence that holds a table or has no tokens.
+        """
         admitted: list[Admitted] = []
         self._num_hashable_blocks = STEP_TOKENS // self._hasher.block_size
         self._num_lookups = self._num_missing_blocks = 0
         self._unhashed = None
-        is_blocked = False
         for admission in admissions:
             arrived = self._arrived(admission)
             num_blocks = -(-arrived.chain.num_tokens // self._hasher.block_size)
@@ -134,20 +139,29 @@ class AdmissionControl:
         if num_available < num_new_blocks:
             self._num_missing_blocks = num_new_blocks - num_available
             return _later(admission, WaitReason.NO_BLOCKS)
-        return self._give_table(sequence_id, chain, hits, num_new_blocks)
+        run = self._tier.find_run(chain, len(hits), num_findable)
+        return self._give_table(sequence_id, chain, hits, run, num_new_blocks)
 
-    def _give_table(self, sequence_id: int, chain: TokenChain, hits: list[int], num_new_blocks: int) -> Admitted:
-        misses = self._blocks.history.misses(chain.keys, len(hits), self._tables.flights)
-        table = self._tables.create(sequence_id, chain, hits, num_new_blocks)
+    def _give_table(
+        self, sequence_id: int, chain: TokenChain, hits: list[int], run: list[int], num_new_blocks: int
+    ) -> Admitted:
+        """It fits: the blocks found on the device, then those that come from the host, then new ones to compute."""
+        num_found, block_size = len(hits) + len(run), self._hasher.block_size
+        misses = self._blocks.history.misses(chain.keys, num_found, self._tables.flights)
+        table = self._tables.create(sequence_id, chain, hits, num_new_blocks, len(run))
+        transfer_id = self._tier.restore(sequence_id, len(hits), run)
         self._arrivals.forget(sequence_id)
-        num_cached_tokens = len(hits) * self._hasher.block_size
-        self._count(chain, len(hits), misses)
+        num_cached_tokens = num_found * block_size
+        self._count(chain, num_found, misses)
+        self._stats.num_host_hit_tokens += len(run) * block_size
         return Admitted(
             sequence_id,
             Verdict.OK,
             num_cached_tokens,
             tuple(table.block_ids),
             self._tables.generations(table),
+            num_host_tokens=len(run) * block_size,
+            transfer_id=transfer_id,
             misses=tuple(misses),
         )
 

@@ -6,7 +6,7 @@ import enum
 import heapq
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import cast
+from typing import NamedTuple, cast
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
@@ -31,6 +31,15 @@ class BlockState(enum.IntEnum):
     ACTIVE = 2
     CACHED = 3
     QUARANTINED = 4
+    TRANSFERRING = 5
+
+
+class Evicted(NamedTuple):
+    """A cached block that was handed out: what it held, under the generation that it had."""
+
+    block_id: int
+    generation: int
+    key: BlockKey
 
 
 class BlockPool:
@@ -41,6 +50,8 @@ class BlockPool:
         active       ref_count >= 1                        never handed out
         cached       ref_count == 0, has a key             handed out last, see SegmentedLru
         quarantined  ref_count == 0, fence not yet open    never handed out; found by its key if it has one
+        transferring source (ref_count == 0) or target of  never handed out, never found
+                     a copy from or to the host
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
 
@@ -73,8 +84,12 @@ class BlockPool:
         self.granted: set[int] = set()
         self.key_to_block: dict[BlockKey, int] = {}
         self.history = PrefixHistory(num_blocks, self.keys, self.key_to_block)
+        self.keeps_evicted = False
+        """Evicted blocks are put aside for `take_evicted`."""
+        self._evicted: list[Evicted] = []
         self._num_active = 0
         self._num_quarantined = 0
+        self._num_transferring = 0
         self._quarantine: dict[int, list[int]] = {}
         """fence -> blocks that went into quarantine with it. An entry is stale if its block was hit since."""
         self._fences_closed: list[int] = []
@@ -87,6 +102,7 @@ class BlockPool:
             active=self._num_active,
             cached=len(self.cached),
             quarantined=self._num_quarantined,
+            transferring=self._num_transferring,
         )
 
     @property
@@ -96,7 +112,8 @@ class BlockPool:
 
     def find(self, key: BlockKey) -> int | None:
         """The block that holds this content, or None."""
-        return self.key_to_block.get(key)
+        block_id = self.key_to_block.get(key)
+        return None if block_id is None or self.states[block_id] is BlockState.TRANSFERRING else block_id
 
     def find_run(self, keys: Sequence[BlockKey], num_blocks: int) -> list[int]:
         """The blocks of the leading keys, at most `num_blocks`, up to the first that is not found."""
@@ -107,6 +124,11 @@ class BlockPool:
                 found += cast(list[int], some[: some.index(None)])
                 break
             found += cast(list[int], some)
+        if self._num_transferring:
+            states = self.states
+            for index, block_id in enumerate(found):
+                if states[block_id] is BlockState.TRANSFERRING:
+                    return found[:index]
         return found
 
     def pin(self, block_id: int) -> None:
@@ -221,7 +243,7 @@ class BlockPool:
         The first in the sequence becomes the least recently used. A mention too many is refused: the others are
         released, then InternalError is raised.
         """
-        ref_counts, fences = self.ref_counts, self.fences
+        ref_counts, fences, states, active = self.ref_counts, self.fences, self.states, BlockState.ACTIVE
         refused = []
         unheld = []
         for block_id in block_ids:
@@ -231,12 +253,45 @@ class BlockPool:
             ref_counts[block_id] -= 1
             if fences[block_id] < last_step:
                 fences[block_id] = last_step
-            if ref_counts[block_id] == 0:
+            if ref_counts[block_id] == 0 and states[block_id] is active:
                 unheld.append(block_id)
         self._num_active -= len(unheld)
         self._retire(unheld)
         if refused:
             raise InternalError(f"blocks {refused} were released more often than they were held")
+
+    def begin_copies_out(self, block_ids: Sequence[int], last_step: int) -> None:
+        """Active blocks give up their only reference, and stay as they are until a copy has read them."""
+        for block_id in block_ids:
+            self.ref_counts[block_id] -= 1
+            self.fences[block_id] = max(self.fences[block_id], last_step)
+        self._begin_copies(block_ids)
+
+    def begin_copies_in(self, block_ids: Sequence[int]) -> None:
+        """Active blocks that hold nothing yet wait for a copy that fills them."""
+        self._begin_copies(block_ids)
+
+    def _begin_copies(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            if self.states[block_id] is not BlockState.ACTIVE:
+                raise InternalError(f"block {block_id} cannot be copied: it is {self.states[block_id].name}")
+            self.states[block_id] = BlockState.TRANSFERRING
+        self._num_active -= len(block_ids)
+        self._num_transferring += len(block_ids)
+
+    def end_transfer(self, block_id: int) -> None:
+        """The copy has ended: a block without a holder goes where released blocks go."""
+        self._num_transferring -= 1
+        if self.ref_counts[block_id]:
+            self.states[block_id] = BlockState.ACTIVE
+            self._num_active += 1
+        else:
+            self._retire([block_id])
+
+    def take_evicted(self) -> list[Evicted]:
+        """Blocks that were evicted since the last call, first evicted first."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def acknowledge(self, step: int) -> None:
         """Open all fences up to `step`. Raises ProtocolError if it lies before the last acknowledged one."""
@@ -326,6 +381,11 @@ class BlockPool:
         for block_id, key in zip(block_ids, keys, strict=True):
             del key_to_block[key]
             all_keys[block_id] = None
+        if self.keeps_evicted:
+            generations = self.generations
+            self._evicted += [
+                Evicted(block_id, generations[block_id], key) for block_id, key in zip(block_ids, keys, strict=True)
+            ]
         self._record(EventKind.EVICTED, block_ids, keys)
         return block_ids
 

@@ -33,7 +33,7 @@ class BlockTables:
 
     def __init__(self, blocks: BlockPool, block_size: int) -> None:
         self._blocks = blocks
-        self._block_size = block_size
+        self.block_size = block_size
         self._tables: dict[int, BlockTable] = {}
         self.flights = Flights()
 
@@ -53,16 +53,25 @@ class BlockTables:
             raise ProtocolError(f"sequence {sequence_id} holds no table")
         return table
 
-    def create(self, sequence_id: int, chain: TokenChain, hits: Sequence[int], num_new_blocks: int) -> BlockTable:
+    def create(
+        self,
+        sequence_id: int,
+        chain: TokenChain,
+        hits: Sequence[int],
+        num_new_blocks: int,
+        num_restored_blocks: int = 0,
+    ) -> BlockTable:
         """A table of the blocks found, pinned first, then new ones, of which the pool must have enough.
 
-        The full blocks among the new ones are claimed: whoever comes next with the same prompt may wait for them.
+        The first `num_restored_blocks` of the new ones will be filled with content that has a key already. The full
+        blocks among the others are claimed: whoever comes next with the same prompt may wait for them.
         """
         self._blocks.pin_hits(hits)
         new = self._blocks.allocate(num_new_blocks, sequence_id)
         assert new is not None
-        table = BlockTable([*hits, *new], chain, len(hits), chain.num_full_blocks)
-        self.flights.claim(sequence_id, chain.keys[len(hits) : chain.num_full_blocks])
+        num_found = len(hits) + num_restored_blocks
+        table = BlockTable([*hits, *new], chain, num_found, chain.num_full_blocks)
+        self.flights.claim(sequence_id, chain.keys[num_found : chain.num_full_blocks])
         self._tables[sequence_id] = table
         return table
 
@@ -76,13 +85,13 @@ class BlockTables:
         parent = self.table(fork.parent_id)
         if fork.child_id in self._tables:
             raise ProtocolError(f"sequence {fork.child_id} holds a table already")
-        num_full_blocks, num_tail_tokens = divmod(fork.num_tokens, self._block_size)
-        if not 0 < fork.num_tokens <= len(parent.block_ids) * self._block_size:
+        num_full_blocks, num_tail_tokens = divmod(fork.num_tokens, self.block_size)
+        if not 0 < fork.num_tokens <= len(parent.block_ids) * self.block_size:
             raise ProtocolError(
                 f"fork of sequence {fork.parent_id} at {fork.num_tokens} tokens; its table has {len(parent.block_ids)}"
-                f" blocks of {self._block_size}"
+                f" blocks of {self.block_size}"
             )
-        num_blocks = -(-max(fork.num_tokens, fork.num_table_tokens) // self._block_size)
+        num_blocks = -(-max(fork.num_tokens, fork.num_table_tokens) // self.block_size)
         new = self._blocks.allocate(num_blocks - num_full_blocks)
         if new is None:
             return Forked(fork.child_id, Verdict.LATER)
@@ -127,11 +136,11 @@ class BlockTables:
         Raises ProtocolError if there is no such table, if it is shorter than the tokens, or if a token is missing.
         """
         table = self.table(publication.sequence_id)
-        num_full_blocks = publication.num_computed_tokens // self._block_size
+        num_full_blocks = publication.num_computed_tokens // self.block_size
         num_tokens = table.chain.num_tokens + len(publication.new_token_ids)
-        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self._block_size:
+        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self.block_size:
             raise ProtocolError(f"sequence {publication.sequence_id} is longer than its table")
-        if num_full_blocks * self._block_size > num_tokens:
+        if num_full_blocks * self.block_size > num_tokens:
             raise ProtocolError(
                 f"sequence {publication.sequence_id} has {publication.num_computed_tokens} tokens computed,"
                 f" {num_tokens} told"
@@ -156,6 +165,12 @@ class BlockTables:
         del self._tables[sequence_id]
         self._end_claims(sequence_id, table, table.num_claimed_blocks)
         self._blocks.release(table.block_ids[::-1], last_step)
+
+    def give_up_claims(self, sequence_id: int) -> None:
+        """Nobody need wait any longer for what the sequence computes."""
+        table = self.table(sequence_id)
+        self._end_claims(sequence_id, table, table.num_claimed_blocks)
+        table.num_claimed_blocks = 0
 
     def stop_publishing(self, matches: Callable[[BlockKey], bool]) -> int:
         """Sequences whose keys match publish nothing more. Returns how many they are."""

@@ -11,6 +11,7 @@ from octavo.common.links import Address
 from octavo.common.service_config import AddressListSetting, ServiceConfig
 from octavo.kvmanager.block_hash import HashAlgorithm, digest_function
 from octavo.kvmanager.block_pool import PROTECTED_SHARE
+from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.pool import PoolSettings
 
 
@@ -27,6 +28,12 @@ class KvManagerConfig(ServiceConfig):
 
     hash_secret: SecretStr = SecretStr("")
     """Enters every block hash, so that nobody outside can build one. The same for all members of a deployment."""
+
+    max_sinking_blocks: int = Field(default=64, ge=0)
+    """Evicted prefix blocks that one step may send to host memory; more are dropped."""
+
+    min_host_hit_blocks: int = Field(default=1, ge=1)
+    """Shorter runs of prefix blocks in host memory are computed again instead of restored."""
 
     hash_algorithm: HashAlgorithm = "sha256"
     """xxh3_128 is faster and can be forged: only where tenants trust one another. Needs the package xxhash."""
@@ -49,6 +56,7 @@ class KvManagerConfig(ServiceConfig):
             hash_secret=self.hash_secret.get_secret_value().encode(),
             hash_algorithm=self.hash_algorithm,
             protected_share=self.protected_share,
+            host_tier=HostTierSettings(self.max_sinking_blocks, self.min_host_hit_blocks),
         )
 
     @field_validator("hash_algorithm")

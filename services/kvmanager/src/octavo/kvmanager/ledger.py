@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from octavo.kvmanager.block_pool import BlockPool, BlockState
+from octavo.kvmanager.host_ledger import host_violations
 from octavo.kvmanager.pool import Pool
 
 
@@ -15,6 +16,7 @@ def violations(pool: Pool) -> list[str]:
         *_state_violations(blocks),
         *_reference_violations(pool),
         *_index_violations(blocks),
+        *host_violations(pool),
         *_claim_violations(pool),
     ]
 
@@ -48,7 +50,8 @@ def _state_violations(blocks: BlockPool) -> list[str]:
 
 
 def _reference_violations(pool: Pool) -> list[str]:
-    """Reference counts equal the tables that list a block; only active blocks are in any, and once in each."""
+    """Reference counts equal the tables and tails that list a block; only active blocks, and those that a copy fills,
+    are in any, and once in each."""
     blocks = pool.blocks
     holders: Counter[int] = Counter()
     found = []
@@ -56,11 +59,13 @@ def _reference_violations(pool: Pool) -> list[str]:
         if len(set(table.block_ids)) != len(table.block_ids):
             found.append(f"sequence {sequence_id} lists a block twice")
         holders.update(table.block_ids)
+    for _, tail in pool.tier.tails():
+        holders.update(block.device_id for block in tail if block.device_id is not None)
     for block_id, state in enumerate(blocks.states):
         ref_count = blocks.ref_counts[block_id]
         if ref_count != holders[block_id]:
             found.append(f"block {block_id} counts {ref_count} references and is in {holders[block_id]} tables")
-        if (state is BlockState.ACTIVE) != (holders[block_id] > 0):
+        if state is not BlockState.TRANSFERRING and (state is BlockState.ACTIVE) != (holders[block_id] > 0):
             found.append(f"block {block_id} is {state.name} and in {holders[block_id]} tables")
     return found
 

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 
 from octavo.kvmanager.server import KvManagerServer
 
-_STATES = ("free", "granted", "active", "cached", "quarantined")
+_STATES = ("free", "granted", "active", "cached", "quarantined", "transferring")
+_HOST_STATES = ("free", "swapped", "cached")
 
 
 class KvMetrics(Collector):
@@ -21,11 +22,17 @@ class KvMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         blocks = GaugeMetricFamily("octavo_kv_blocks", "Blocks by state.", labels=["pool", "state"])
+        host_blocks = GaugeMetricFamily(
+            "octavo_kv_host_blocks", "Blocks of host memory by state.", labels=["pool", "state"]
+        )
         for pool in self._server.pools:
-            counts = pool.blocks.counts()
+            counts = pool.counts()
             for state in _STATES:
                 blocks.add_metric([pool.pool_id, state], getattr(counts, state))
+            for state in _HOST_STATES:
+                host_blocks.add_metric([pool.pool_id, state], getattr(counts, f"host_{state}"))
         yield blocks
+        yield host_blocks
         stats = self._server.stats
         yield CounterMetricFamily(
             "octavo_prefix_lookup_tokens", "Tokens of admitted sequences.", stats.num_prefix_lookup_tokens
@@ -50,6 +57,14 @@ class KvMetrics(Collector):
             ("octavo_evictions", "Cached blocks taken for new content.", stats.num_evictions),
         ):
             yield CounterMetricFamily(name, text, value=total)
+        yield CounterMetricFamily(
+            "octavo_host_hit_tokens", "Hit tokens that were restored from host memory.", stats.num_host_hit_tokens
+        )
+        moved = CounterMetricFamily("octavo_kv_moved_blocks", "Blocks copied from or to host memory.", labels=["kind"])
+        moved.add_metric(["swap_out"], stats.num_swapped_out_blocks)
+        moved.add_metric(["swap_in"], stats.num_swapped_in_blocks)
+        moved.add_metric(["sink"], stats.num_sunk_blocks)
+        yield moved
         admissions = CounterMetricFamily("octavo_admissions", "Answers to admissions.", labels=["verdict"])
         for verdict, count in stats.num_admissions.items():
             admissions.add_metric([verdict.name.lower()], count)

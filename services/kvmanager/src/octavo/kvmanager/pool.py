@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from octavo.common.errors import MessageGapError, ProtocolError
-from octavo.common.messages.kv import Arrival, DeclarePool, Forked, KvReply, KvRequest, OpenPool, Release, Verdict
+from octavo.common.messages.kv import (
+    Arrival,
+    DeclarePool,
+    Forked,
+    KvReply,
+    KvRequest,
+    OpenPool,
+    PoolCounts,
+    Release,
+    Verdict,
+)
 from octavo.kvmanager.admission import AdmissionControl
 from octavo.kvmanager.arrivals import ArrivalBook
 from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm
@@ -14,6 +24,7 @@ from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.declaration import rebuild
 from octavo.kvmanager.flush import Flushed, FlushScope, flush
+from octavo.kvmanager.host_tier import HostTier, HostTierSettings
 from octavo.kvmanager.stats import KvStats
 
 HOT_SHARE = 0.1
@@ -28,6 +39,7 @@ class PoolSettings:
     """Share of blocks, 0 to 1, that an admission leaves available; at least one block."""
     hash_secret: bytes = b""
     """Enters every block hash. Empty: none."""
+    host_tier: HostTierSettings = field(default_factory=HostTierSettings)
     hash_algorithm: HashAlgorithm = "sha256"
     protected_share: float = PROTECTED_SHARE
     """Share of blocks that may be cached and protected from scans; 0 is a plain LRU."""
@@ -49,7 +61,7 @@ class Pool:
         stats: KvStats | None = None,
         catalogue: Catalogue | None = None,
     ) -> None:
-        if opening.num_blocks < 1 or opening.block_size < 1:
+        if opening.num_blocks < 1 or opening.block_size < 1 or opening.num_host_blocks < 0:
             raise ProtocolError(f"a pool of {opening.num_blocks} blocks of {opening.block_size} tokens")
         stats = stats or KvStats()
         self.pool_id = opening.pool_id
@@ -57,6 +69,10 @@ class Pool:
         self.stats = stats
         self.blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
         self.tables = BlockTables(self.blocks, opening.block_size)
+        num_watermark_blocks = max(1, int(settings.watermark * opening.num_blocks))
+        self.tier = HostTier(
+            self.blocks, self.tables, opening.num_host_blocks, num_watermark_blocks, settings.host_tier, stats
+        )
         self._hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
         self._catalogue = catalogue
         self.arrivals = ArrivalBook(self._hasher)
@@ -65,7 +81,8 @@ class Pool:
             self.tables,
             self.arrivals,
             self._hasher,
-            max(1, int(settings.watermark * opening.num_blocks)),
+            self.tier,
+            num_watermark_blocks,
             stats,
         )
         self._num_hot_blocks = int(HOT_SHARE * opening.num_blocks)
@@ -107,28 +124,47 @@ class Pool:
 
     def _apply_next(self, request: KvRequest) -> KvReply:
         self.blocks.acknowledge(request.acknowledged_step)
+        for transfer_id in request.finished_transfers:
+            self.tier.transfers.finish(transfer_id)
         for sequence_id, block_id in request.spent:
+            self.tier.refuse_swapped(sequence_id)
             self.tables.append_credit(sequence_id, block_id)
         for publication in request.publications:
             self.tables.publish(publication)
         forked = [self.tables.fork(fork) for fork in request.forks]
+        swapped_out = [self.tier.swap_out(swap_out) for swap_out in request.swap_outs]
         for release in request.releases:
             self._release(release)
         for block_id in request.returned_credits:
             self.blocks.return_credit(block_id)
         for arrival in request.arrivals:
             self._arrive(arrival)
-        admissions = self._admissions.admit(request.admissions)
-        num_missing = admissions.num_missing_blocks + _num_refused(forked)
+        swap_ins = self.tier.swap_in(request.swap_ins)
+        admissions = self._admissions.admit(request.admissions, swap_ins.is_blocked)
+        num_missing = swap_ins.num_missing_blocks + admissions.num_missing_blocks + _num_refused(forked)
         credit_ids = [] if num_missing else self.blocks.grant(self._num_grantable(request.credit_target))
         num_granted = len(self.blocks.granted)
+        self.tier.sink_evicted()
         return KvReply(
             message_no=request.message_no,
             forked=forked,
             admitted=admissions.admitted,
             credits=[(block_id, self.blocks.generations[block_id]) for block_id in credit_ids],
             num_recalled_credits=min(num_granted, max(num_missing, num_granted - request.credit_target)),
-            counts=self.blocks.counts(),
+            counts=self.counts(),
+            swapped_out=swapped_out,
+            swapped_in=swap_ins.swapped_in,
+            transfers=self.tier.transfers.take_untold(),
+        )
+
+    def counts(self) -> PoolCounts:
+        """Blocks of device and host by state."""
+        host = self.tier.host
+        return replace(
+            self.blocks.counts(),
+            host_free=len(host.free),
+            host_swapped=host.num_swapped,
+            host_cached=host.num_cached,
         )
 
     def hash_slice(self) -> bool:
@@ -138,6 +174,7 @@ class Pool:
     def flush(self, scope: FlushScope) -> Flushed:
         """Make prefix blocks unfindable, between two messages."""
         flushed = flush(self.blocks, self.tables, scope)
+        self.tier.forget_cached(scope.matcher())
         self.stats.num_flushed_blocks += flushed.num_freed_blocks + flushed.num_used_blocks
         return flushed
 
@@ -149,13 +186,15 @@ class Pool:
     def _release(self, release: Release) -> None:
         """Of a table, or of a sequence that has only arrived."""
         if not self.arrivals.forget(release.sequence_id):
+            self.tier.release(release.sequence_id, release.last_step)
             self.tables.release(release.sequence_id, release.last_step)
 
     def _num_grantable(self, credit_target: int) -> int:
         num_granted, num_cached = len(self.blocks.granted), len(self.blocks.cached)
         num_wanted = max(0, credit_target - num_granted)
         num_from_free = min(num_wanted, len(self.blocks.free))
-        num_first_credits = len(self.tables) - num_granted - num_from_free
+        num_growing = len(self.tables) - self.tier.num_swapped
+        num_first_credits = num_growing - num_granted - num_from_free
         num_evictable = min(num_cached, max(0, num_cached - self._num_hot_blocks, num_first_credits))
         return num_from_free + min(num_wanted - num_from_free, num_evictable)
 

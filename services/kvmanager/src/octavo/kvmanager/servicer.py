@@ -39,7 +39,7 @@ class KvManagerServicer:
         pool = await self._pool(request.pool_id, context)
         response = pb.InspectPoolResponse(
             pool_id=pool.pool_id,
-            counts=counts_to_proto(pool.blocks.counts()),
+            counts=counts_to_proto(pool.counts()),
             num_sequences=len(pool.tables),
             num_blocks=pool.blocks.num_blocks,
             block_size=pool.block_size,

@@ -24,5 +24,11 @@ class KvStats:
     num_flushed_blocks: int = 0
     num_evictions: int = 0
     """Cached blocks taken for new content."""
+    num_host_hit_tokens: int = 0
+    """Of the hit tokens, those that were restored from host memory."""
+    num_sunk_blocks: int = 0
+    """Evicted blocks that were saved in host memory."""
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
     num_admissions: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     """Answers to admissions; one that was told LATER counts each time it asks."""

@@ -18,6 +18,8 @@ from octavo.common.messages.kv import (
     PoolCounts,
     Publication,
     Release,
+    SwapIn,
+    SwapOut,
 )
 from octavo.scheduler.recycler import Recycler
 from octavo.scheduler.sequence import Sequence
@@ -56,6 +58,9 @@ class BlockAccount:
         self._releases: list[Release] = []
         self._returned: list[int] = []
         self._admissions: list[Admission] = []
+        self._finished_transfers: list[int] = []
+        self._swap_outs: list[SwapOut] = []
+        self._swap_ins: list[SwapIn] = []
         self._arrivals: dict[int, Arrival] = {}
         """Not told yet, by sequence."""
 
@@ -76,7 +81,19 @@ class BlockAccount:
             self.is_settled
             and not self._credits
             and not self._releases
-            and counts.free + counts.cached + counts.granted + counts.quarantined == 0
+            and not self._swap_outs
+            and not self._finished_transfers
+            and counts.free + counts.cached + counts.granted + counts.quarantined + counts.transferring == 0
+        )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Every block is in a table or can be handed out, and nothing that was told or is to be told changes that."""
+        counts = self.counts
+        return (
+            self.is_settled
+            and not (self._releases or self._returned or self._swap_outs or self._finished_transfers)
+            and counts.granted + counts.quarantined + counts.transferring == 0
         )
 
     def may_fit_now(self, allocatable_at_later: int) -> bool:
@@ -131,6 +148,16 @@ class BlockAccount:
         self._releases.append(Release(sequence.sequence_id, last_step))
         self._recycler.note(sequence, last_step, told_in=self._next_message_no)
 
+    def swap_out(self, sequence: Sequence, num_kept_blocks: int, last_step: int) -> None:
+        self._swap_outs.append(SwapOut(sequence.sequence_id, num_kept_blocks, last_step))
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Ask for blocks for all tokens and one more."""
+        self._swap_ins.append(SwapIn(sequence.sequence_id, len(sequence.token_ids) + 1))
+
+    def finish_transfer(self, transfer_id: int) -> None:
+        self._finished_transfers.append(transfer_id)
+
     def arrive(self, sequence: Sequence) -> None:
         """The sequence will ask for blocks for the tokens that it has now."""
         if not sequence.has_arrived:
@@ -167,6 +194,9 @@ class BlockAccount:
             or self._releases
             or self._returned
             or self._admissions
+            or self._finished_transfers
+            or self._swap_outs
+            or self._swap_ins
             or (self._arrivals and self.is_settled)
         )
         if not has_news:
@@ -181,6 +211,9 @@ class BlockAccount:
             returned_credits=self._returned,
             admissions=self._admissions,
             credit_target=credit_target,
+            finished_transfers=self._finished_transfers,
+            swap_outs=self._swap_outs,
+            swap_ins=self._swap_ins,
             arrivals=self._take_arrivals(),
             last_reply_no=self._num_replies,
         )
@@ -188,6 +221,7 @@ class BlockAccount:
         self._told_step = acknowledged_step
         self._spent, self._publications, self._forks = [], [], []
         self._releases, self._returned, self._admissions = [], [], []
+        self._finished_transfers, self._swap_outs, self._swap_ins = [], [], []
         return request
 
     def _take_arrivals(self) -> list[Arrival]:
@@ -213,6 +247,8 @@ class BlockAccount:
             self._highest_generation = max((self._highest_generation, *forked.generations))
         for _, generation in reply.credits:
             self._highest_generation = max(self._highest_generation, generation)
+        for back in reply.swapped_in:
+            self._highest_generation = max((self._highest_generation, *back.generations))
         for answer in reply.admitted:
             self._highest_generation = max((self._highest_generation, *answer.generations))
         self._credits.extend(reply.credits)

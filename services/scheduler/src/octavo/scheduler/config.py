@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -55,6 +57,16 @@ class SchedulerConfig(ServiceConfig):
 
     credits_per_sequence: int = Field(default=2, ge=1)
     """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
+
+    preemption: Literal["auto", "recompute", "swap"] = "auto"
+    """What becomes of a sequence whose blocks others need. `auto`: what costs less by the rates measured; `swap`: host
+    memory, as long as it has room."""
+
+    min_progress: int = Field(default=16, ge=1)
+    """Tokens that a sequence samples between two preemptions, if any other can be preempted instead."""
+
+    swap_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a sequence stays in host memory; then it waits to be computed again."""
 
     min_shared_blocks: int = Field(default=4, ge=1)
     """Leading blocks that rows must share for the worker to be told of it."""

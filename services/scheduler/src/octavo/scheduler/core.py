@@ -40,6 +40,8 @@ from octavo.common.messages.kv import (
     Forked,
     KvReply,
     KvRequest,
+    SwappedIn,
+    Transfer,
     Verdict,
     WaitReason,
 )
@@ -49,6 +51,7 @@ from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.branches import KeptChoices, SharedTokens, find_shared_tokens
 from octavo.scheduler.launcher import LaunchedStep, Selection, launch, select_rows, without_targets
 from octavo.scheduler.policy import choose_victim, has_prefill_backlog
+from octavo.scheduler.preemption import Preemption, PreemptionSettings
 from octavo.scheduler.queues import Slots, WaitingQueue
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.request_records import WaitCause
@@ -57,6 +60,7 @@ from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.stopping import Ending, StopRules
 from octavo.scheduler.submit_check import check_submit
+from octavo.scheduler.swapping import Swapping
 
 _NEVER_FULL = 2**62
 _NO_LOGPROBS: tuple[TokenLogprobs | None, ...] = ()
@@ -73,6 +77,7 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
     single_flight_timeout_s: float = 5.0
     min_shared_blocks: int = 4
     num_explained_requests: int = 10_000
@@ -125,6 +130,8 @@ class SchedulerCore:
         """For the next plan, whatever it runs. A source may have a new owner already, but that one comes with the same
         reply or a later one, so its rows are in that plan or a later one, and copies come before rows."""
         self._last_launched = self._last_acknowledged = 0
+        self._barrier_step = 0
+        """A step without rows, with whose result all transfers of an earlier KV manager have ended."""
         self._has_starved = False
         self._allocatable_at_later: int | None = None
         self._stall_cause: str | None = None
@@ -144,6 +151,10 @@ class SchedulerCore:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(1 for _ in self._swapping) if self._is_running else 0
 
     @property
     def num_requests(self) -> int:
@@ -171,6 +182,8 @@ class SchedulerCore:
         self._rules = StopRules(frozenset(model.eos_token_ids), model.max_model_len)
         self._account = BlockAccount(num_blocks, model.block_size)
         self._slots = Slots(model.max_num_seqs)
+        self._swapping = Swapping(self._account, self._slots)
+        self._preemption = Preemption(self._settings.preemption, model.block_size, self._swapping)
         self._sharing = SharingGroups(self._settings.min_shared_blocks)
         self._is_running = True
         self.log.pool_is_back()
@@ -188,7 +201,7 @@ class SchedulerCore:
         for sequence in self._waiting:
             sequence.has_arrived = False
         self._waiting.wake_all()
-        interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values()]
+        interrupted = [*self._running.values(), *self._admitting.values(), *self._forking.values(), *self._swapping]
         self._forget_pool()
         for sequence in self._kept.with_blocks:
             sequence.state = SequenceState.FINISHED
@@ -204,6 +217,7 @@ class SchedulerCore:
         Admissions that it has not answered are asked anew, and so are forks of sequences that are still there.
         """
         self.stats.num_declarations += 1
+        self._forget_swapped()
         for sequence in list(self._admitting.values()):
             self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
         self._allocatable_at_later = None
@@ -214,7 +228,10 @@ class SchedulerCore:
                 del self._account.open_forks[fork.child_id]
                 self._on_forked(Forked(fork.child_id, Verdict.LATER))
         declaration = self._account.declare(
-            self._holders(), self._last_launched, self._last_acknowledged, publishes=self._settings.prefix_cache
+            self._holders(),
+            max(self._last_launched, self._barrier_step),
+            self._last_acknowledged,
+            publishes=self._settings.prefix_cache,
         )
         for fork in self._account.open_forks.values():
             self._account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
@@ -227,6 +244,18 @@ class SchedulerCore:
     def _holders(self) -> list[Sequence]:
         """The sequences that hold blocks which the KV manager knows of."""
         return [*self._running.values(), *self._kept.with_blocks]
+
+    def _forget_swapped(self) -> None:
+        """What host memory holds is lost with the KV manager that knew it."""
+        for sequence in list(self._swapping):
+            if sequence.slot >= 0:
+                self._slots.give_back(sequence.slot, is_open=False)
+            self.log.waits(sequence, WaitCause.BEHIND_OTHERS)
+            sequence.drop_table()
+            self.stats.num_preemptions_by_kind["overdue"] += 1
+            self._requeue(sequence)
+        if self._swapping.forget():
+            self._barrier_step = self._last_launched + 1
 
     def restart_step_clock(self, now: float) -> None:
         """The worker is back: the time of its steps on their way counts from now."""
@@ -323,6 +352,16 @@ class SchedulerCore:
     def on_kv_reply(self, reply: KvReply) -> None:
         """Credits, and the answers to forks and admissions. Raises MessageGapError if a reply is missing."""
         self._account.on_reply(reply)
+        for transfer in reply.transfers:
+            self.stats.num_transferred_blocks[transfer.direction.name.lower()] += len(transfer.device_ids)
+        self._swapping.send(reply.transfers)
+        for swapped_out in reply.swapped_out:
+            refused = self._swapping.on_swapped_out(swapped_out)
+            if refused is not None:
+                self.stats.num_preemptions_by_kind["recompute"] += 1
+                self._requeue_swapped(refused)
+        for swapped_in in reply.swapped_in:
+            self._on_swapped_in(swapped_in)
         for forked in reply.forked:
             if forked.verdict is not Verdict.OK:
                 self._let_go_kept(1)
@@ -337,6 +376,54 @@ class SchedulerCore:
             self._on_admitted(admitted)
         if self._has_starved and self._account.is_dry:
             self._preempt_one()
+        if any(answer.verdict is Verdict.LATER for answer in reply.swapped_in):
+            self._make_room_for_swapped()
+
+    def _on_swapped_in(self, answer: SwappedIn) -> None:
+        sequence = self._swapping.on_swapped_in(answer)
+        if sequence is None:
+            return
+        if sequence.is_aborted:
+            self._account.release(sequence, self._last_launched)
+            if sequence.slot >= 0:
+                self._slots.give_back(sequence.slot, is_open=False)
+            sequence.state = SequenceState.FINISHED
+        else:
+            self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        """All its blocks hold what they should."""
+        self.log.runs(sequence)
+        sequence.state = SequenceState.RUNNING
+        self._running[sequence.sequence_id] = sequence
+
+    def _make_room_for_swapped(self) -> None:
+        """If nothing else holds blocks and the first swapped sequence still has to wait, another one is in its way."""
+        if (
+            self._swapping.swapped
+            and not self._let_go_kept(1)
+            and self._holds_nothing
+            and not self._swapping.has_transfers
+            and self._account.is_at_rest
+        ):
+            partial, swapped = self._swapping.partial, self._swapping.swapped
+            if partial not in (None, swapped[0]):
+                self._swapping.swap_out(partial, 0, self._last_launched, partial.left_at)
+                return
+            self.stats.num_preemptions_by_kind["overdue"] += 1
+            self._requeue_swapped(swapped[-1])
+
+    @property
+    def _holds_nothing(self) -> bool:
+        return not (self._running or self._forking or self._admitting or self._swapping.num_in_transit)
+
+    def _requeue_swapped(self, sequence: Sequence) -> None:
+        """Give up what was saved; it will be computed again."""
+        self.log.waits(sequence, WaitCause.BEHIND_OTHERS)
+        self._swapping.drop(sequence)
+        self._release(sequence)
+        sequence.drop_table()
+        self._requeue(sequence)
 
     def _on_forked(self, forked: Forked) -> None:
         child = self._forking.pop(forked.child_id)
@@ -367,8 +454,15 @@ class SchedulerCore:
                 self.log.admitted(sequence, admitted, self._account.block_size)
                 if sequence.is_aborted:
                     self._leave(sequence, SequenceState.FINISHED)
-                else:
-                    self._note_start(request, admitted.num_cached_tokens)
+                    return
+                if admitted.transfer_id:
+                    del self._running[sequence.sequence_id]
+                    self._swapping.await_prefix(sequence, admitted.transfer_id)
+                    self.log.waits(sequence, WaitCause.SWAPPED)
+                if not request.has_started:
+                    num_host_tokens = min(admitted.num_host_tokens, request.num_prompt_tokens)
+                    self.stats.num_host_prompt_tokens += num_host_tokens
+                self._note_start(request, admitted.num_cached_tokens)
             case Verdict.LATER:
                 self._on_later(sequence, admitted)
             case Verdict.NEVER:
@@ -429,20 +523,25 @@ class SchedulerCore:
             self._account.arrive(sequence)
 
     def _admit_waiting(self) -> None:
-        """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow."""
-        if not len(self._waiting):
+        """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow.
+
+        Swapped sequences go first: they have work to lose, and their host blocks are to come free.
+        """
+        if self._swapping.num_swapped:
+            self._swapping.ask_next(holds_nothing=self._holds_nothing)
+        if self._swapping.num_swapped or not len(self._waiting):
             return
         if self._allocatable_at_later is not None:
-            holds_nothing = not (self._running or self._forking or self._admitting)
             if not (
-                self._account.may_fit_now(self._allocatable_at_later) or (holds_nothing and self._account.is_settled)
+                self._account.may_fit_now(self._allocatable_at_later)
+                or (self._holds_nothing and self._account.is_settled)
             ):
                 return
             self._allocatable_at_later = None
         budget = self._max_num_batched_tokens
-        backlog = [
-            num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1
-        ] + [len(sequence.token_ids) for sequence in self._admitting.values() if not sequence.is_tentative]
+        backlog = [num_left for sequence in self._running.values() if (num_left := sequence.num_tokens_to_launch) > 1]
+        backlog += [len(one.token_ids) for one in self._admitting.values() if not one.is_tentative]
+        backlog += [sequence.num_tokens_to_launch for sequence in self._swapping.arriving]
         while self._slots.num_free and not has_prefill_backlog(backlog, budget):
             sequence = self._waiting.peek()
             if sequence is None:
@@ -458,23 +557,47 @@ class SchedulerCore:
                 backlog.append(len(sequence.token_ids))
 
     def _preempt_one(self) -> None:
-        """Take the blocks of a choice that is only kept, else of the sequence that came last; it recomputes later."""
+        """Take the blocks of a choice that is only kept, else some of one that runs; it goes on later."""
         if self._let_go_kept(1) or any(sequence.state is SequenceState.LEAVING for sequence in self._running.values()):
             return
-        victim = choose_victim(self._running.values())
+        partial = self._swapping.partial
+        if partial is not None:
+            num_kept = max(0, len(partial.block_table) - len(self._running))
+            self._swapping.swap_out(partial, num_kept, self._last_launched, partial.left_at)
+            return
+        victim = self._preemption.victim(self._running.values())
         if victim is None:
             return
         if len(self._running) == 1:
+            if swapped := self._swapping.swapped:  # it may share blocks that stay on the device
+                self.stats.num_preemptions_by_kind["overdue"] += 1
+                self._requeue_swapped(swapped[-1])
+                return
+            if self._swapping.num_in_transit:
+                return
             self._fail(victim.request, InternalError("the block pool is exhausted by one sequence"))
             return
         self.stats.num_preemptions += 1
-        self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
         victim.num_preemptions += 1
         self._has_starved = False
         if victim.num_steps_in_flight:
             victim.state = SequenceState.LEAVING
         else:
+            self._give_way(victim)
+
+    def _give_way(self, victim: Sequence) -> None:
+        """A preempted sequence has no step in flight any more."""
+        num_kept = self._preemption.num_kept_blocks(victim, len(self._running), self._account.counts)
+        if num_kept is None:
+            self.log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
+            self.stats.num_preemptions_by_kind["recompute"] += 1
             self._leave(victim, SequenceState.WAITING)
+            return
+        self.log.preempted(victim, "no_blocks", "swap", WaitCause.SWAPPED)
+        self.stats.num_preemptions_by_kind["partial_swap" if num_kept else "swap"] += 1
+        del self._running[victim.sequence_id]
+        self._waiting.wake(victim.sequence_id)
+        self._swapping.swap_out(victim, num_kept, self._last_launched, self._now)
 
     def _leave(self, sequence: Sequence, state: SequenceState) -> None:
         """Give up blocks and slot, to be finished or to wait."""
@@ -540,6 +663,8 @@ class SchedulerCore:
         self.stats.num_steps += 1
         self.stats.worker_busy_s += result.compute_us * 1e-6
         self.stats.worker_idle_s += result.idle_us * 1e-6
+        if result.finished_transfers or step.num_prefill_tokens:
+            self._take_measures(step, result)
         token_ids, logprobs = result.token_ids, result.logprobs
         block_size = self._account.block_size if self._settings.prefix_cache else _NEVER_FULL
         end_sample = 0
@@ -560,7 +685,15 @@ class SchedulerCore:
                 row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
                 self._accept_samples(sequence, token_ids[begin_sample:end_sample], row_logprobs)
             if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
-                self._leave(sequence, SequenceState.WAITING)
+                self._give_way(sequence)
+
+    def _take_measures(self, step: LaunchedStep, result: StepResult) -> None:
+        """What the step tells of rates, and of copies that sequences wait for."""
+        finished = result.finished_transfers if result.step_id > self._barrier_step else []
+        ready, num_copied = self._swapping.on_finished(finished)
+        self._preemption.cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
+        for sequence in ready:
+            self._run(sequence)
 
     def _accept_samples(
         self, sequence: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
@@ -721,6 +854,10 @@ class SchedulerCore:
                 sequence.is_aborted = True
             case SequenceState.RUNNING | SequenceState.LEAVING:
                 self._leave(sequence, SequenceState.FINISHED)
+            case SequenceState.SWAPPING_OUT | SequenceState.SWAPPED | SequenceState.SWAPPING_IN:
+                if self._swapping.drop(sequence):
+                    self._release(sequence)
+                    sequence.state = SequenceState.FINISHED
             case SequenceState.PARKED:
                 sequence.state = SequenceState.FINISHED
             case SequenceState.KEPT | SequenceState.FINISHED:
@@ -750,6 +887,9 @@ class SchedulerCore:
             if self.has_worker:
                 self._launch(outbox.plans, now)
             if self.has_kvmanager:
+                for sequence in self._preemption.overdue(now):
+                    self.stats.num_preemptions_by_kind["overdue"] += 1
+                    self._requeue_swapped(sequence)
                 self._admit_waiting()
                 target = self._settings.credits_per_sequence * len(self._running)
                 outbox.kv_request = self._account.take_request(
@@ -773,32 +913,42 @@ class SchedulerCore:
     def _launch(self, plans: list[StepPlan], now: float) -> None:
         has_room = len(self._in_flight) < self._settings.pipeline_depth
         while len(self._in_flight) < self._settings.pipeline_depth:
+            if self._barrier_step > self._last_launched:
+                self._launch_step([], [], plans, now)
+                continue
             selection = self._select_rows()
             if selection.num_starved and not self.has_kvmanager and self._recycle():
                 selection = self._select_rows()
             self._has_starved = selection.num_starved > 0
-            if not selection.rows:
+            if not selection.rows and not self._swapping.needs_plan(is_idle=not self._in_flight):
                 break
-            self._last_launched += 1
-            plan, step = launch(
-                self._last_launched,
-                selection.rows,
-                self._slots,
-                self._copies,
-                self._sharing,
-                now,
-                acknowledged_step=self._last_acknowledged,
-            )
-            self._copies = []
-            self._in_flight.append(step)
-            plans.append(plan)
+            self._launch_step(selection.rows, self._swapping.take_transfers(), plans, now)
         if self._has_starved and self._account.is_dry and self.has_kvmanager:
             self._preempt_one()
         if has_room:
             self._note_stall(launched=bool(plans), now=now)
 
+    def _launch_step(
+        self, rows: list[tuple[Sequence, int]], transfers: list[Transfer], plans: list[StepPlan], now: float
+    ) -> None:
+        self._last_launched += 1
+        plan, step = launch(
+            self._last_launched,
+            rows,
+            self._slots,
+            self._copies,
+            self._sharing,
+            now,
+            acknowledged_step=self._last_acknowledged,
+            transfers=transfers,
+        )
+        self._copies = []
+        self._in_flight.append(step)
+        plans.append(plan)
+
     def _recycle(self) -> bool:
-        num_made = self._account.recycle(self._last_acknowledged, self._holders())
+        holding = [*self._holders(), *self._swapping]
+        num_made = self._account.recycle(self._last_acknowledged, holding)
         self.stats.num_recycled_blocks += num_made
         return num_made > 0
 
@@ -809,7 +959,15 @@ class SchedulerCore:
         """A stall: the pipeline has room, and what would fill it waits for the KV manager."""
         cause = None
         if not launched and len(self._in_flight) < self._settings.pipeline_depth:
-            cause = "credits" if self._has_starved else "admission" if self._admitting or self._forking else None
+            cause = (
+                "credits"
+                if self._has_starved
+                else "admission"
+                if self._admitting or self._forking
+                else "swap"
+                if self._swapping.num_in_transit
+                else None
+            )
         if cause == self._stall_cause:
             return
         if self._stall_cause is not None:

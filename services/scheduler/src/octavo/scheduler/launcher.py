@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from octavo.common.messages.kv import BlockCopy
+from octavo.common.messages.kv import BlockCopy, Transfer
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
@@ -31,6 +31,8 @@ class LaunchedStep:
     step_id: int
     rows: list[LaunchedRow]
     launched_at: float
+    num_tokens: int
+    num_prefill_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,15 @@ def launch(
     sharing: SharingGroups,
     now: float,
     acknowledged_step: int = 0,
+    transfers: Iterable[Transfer] = (),
 ) -> tuple[StepPlan, LaunchedStep]:
-    """The plan that makes `copies`, then computes `rows`; moves the sequences' launch counters on."""
+    """The plan that copies, then computes `rows`, if there are any; moves the sequences' launch counters on."""
     plan = StepPlan(
-        step_id=step_id, closed_slots=slots.drain_closed(), copies=copies, acknowledged_step=acknowledged_step
+        step_id=step_id,
+        closed_slots=slots.drain_closed(),
+        copies=copies,
+        transfers=[*transfers],
+        acknowledged_step=acknowledged_step,
     )
     for slot in plan.closed_slots:
         sharing.close(slot)
@@ -111,7 +118,9 @@ def launch(
     plan.slots.extend([sequence.slot for sequence, _ in rows])
     plan.lengths.extend([length for _, length in rows])
     plan.groups.extend(sharing.of_rows(plan.slots))
-    return plan, LaunchedStep(step_id, launched, now)
+    num_tokens = sum(plan.lengths)
+    num_prefill_tokens = sum(length for length in plan.lengths if length > 1) if num_tokens > len(rows) else 0
+    return plan, LaunchedStep(step_id, launched, now, num_tokens, num_prefill_tokens)
 
 
 def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[BlockCopy]:

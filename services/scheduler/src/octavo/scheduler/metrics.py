@@ -22,11 +22,12 @@ class SchedulerCollector(Collector):
         queues.add_metric(["waiting"], core.num_waiting)
         queues.add_metric(["parked"], core.num_parked)
         queues.add_metric(["running"], core.num_running)
+        queues.add_metric(["swapped"], core.num_swapped)
         yield queues
         blocks = GaugeMetricFamily("octavo_scheduler_kv_blocks", "KV blocks by state, last reply.", labels=["state"])
         if core.account is not None:
             counts = core.account.counts
-            for state in ("free", "granted", "active", "cached", "quarantined"):
+            for state in ("free", "granted", "active", "cached", "quarantined", "transferring"):
                 blocks.add_metric([state], getattr(counts, state))
         yield blocks
         for name, text, total in (
@@ -38,7 +39,7 @@ class SchedulerCollector(Collector):
             ("octavo_scheduler_cached_prompt_tokens", "Of these, found in the cache.", stats.num_cached_prompt_tokens),
             ("octavo_scheduler_output_tokens", "Tokens sampled and sent on.", stats.num_output_tokens),
             ("octavo_wasted_rows", "Rows computed for sequences that had ended.", stats.num_wasted_rows),
-            ("octavo_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions),
+            ("octavo_scheduler_host_prompt_tokens", "Of these, restored from the host.", stats.num_host_prompt_tokens),
             ("octavo_single_flight_waits", "Waits for another's prefix blocks.", stats.num_single_flight_waits),
             ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
             ("octavo_worker_resumes", "Links to the worker that went on.", stats.num_worker_resumes),
@@ -49,6 +50,18 @@ class SchedulerCollector(Collector):
             ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
         ):
             yield CounterMetricFamily(name, text, value=total)
+        preemptions = CounterMetricFamily(
+            "octavo_preemptions", "Sequences whose blocks were taken away, by what became of them.", labels=["kind"]
+        )
+        for kind, count in stats.num_preemptions_by_kind.items():
+            preemptions.add_metric([kind], count)
+        yield preemptions
+        moved = CounterMetricFamily(
+            "octavo_transferred_blocks", "KV blocks copied between device and host.", labels=["direction"]
+        )
+        for direction, count in stats.num_transferred_blocks.items():
+            moved.add_metric([direction], count)
+        yield moved
         stalls = CounterMetricFamily("octavo_stalls", "Stalls of the step pipeline by cause.", labels=["cause"])
         stalled = CounterMetricFamily("octavo_stall_seconds", "Time stalled by cause.", labels=["cause"])
         for cause, count in stats.num_stalls.items():

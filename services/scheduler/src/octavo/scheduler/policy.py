@@ -33,14 +33,21 @@ def has_prefill_backlog(num_tokens_left: Iterable[int], budget: int) -> bool:
     return sum(min(num_left, budget // 2 + 1) for num_left in num_tokens_left) >= budget
 
 
-def choose_victim(running: Iterable[Sequence]) -> Sequence | None:
-    """The sequence to preempt: of the lowest priority, then of the request that came last, so that the oldest always
-    makes progress.
+def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequence | None:
+    """The sequence to preempt: of the lowest priority, then the one with the least work to lose, then the newest.
 
-    Among the choices of one request, the one with the least work to lose.
+    One that was preempted before is spared until it has sampled `min_progress` tokens since, unless all are such. So
+    the sequence with the most work goes on until another has made progress, and somebody always does.
     """
+    candidates = list(running)
+    unspared = [one for one in candidates if not one.num_preemptions or one.num_new_tokens >= min_progress]
     return max(
-        running,
-        key=lambda sequence: (sequence.priority, sequence.arrival_no, -len(sequence.token_ids)),
+        unspared or candidates,
+        key=lambda sequence: (
+            sequence.priority,
+            -sequence.num_computed_tokens,
+            sequence.arrival_no,
+            -len(sequence.token_ids),
+        ),
         default=None,
     )

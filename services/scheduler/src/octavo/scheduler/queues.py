@@ -12,6 +12,11 @@ PLACES_PER_PRIORITY = 1000
 """Places in line that one level of priority is worth. So nobody waits for more than so many later ones a level."""
 
 
+def place_in_line(sequence: Sequence) -> tuple[int, int]:
+    """The lowest goes first."""
+    return sequence.arrival_no + PLACES_PER_PRIORITY * sequence.priority, sequence.sequence_id
+
+
 class WaitingQueue:
     """Sequences without blocks: by priority and age of their request. A preempted one comes back to its old place.
 
@@ -97,8 +102,7 @@ class WaitingQueue:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.leader_id = 0
-        place = sequence.arrival_no + PLACES_PER_PRIORITY * sequence.priority
-        heapq.heappush(self._heap, (place, sequence.sequence_id, sequence))
+        heapq.heappush(self._heap, (*place_in_line(sequence), sequence))
 
     def _unpark(self, sequence: Sequence) -> None:
         followers = self._followers.get(sequence.leader_id)

@@ -31,6 +31,7 @@ class Request:
     num_prompt_tokens: int
     salt: bytes
     priority: int = 0
+    """Lower is served first, and preempted last."""
     live: dict[int, Sequence | None] = field(default_factory=dict)
     """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
     leader: Sequence = field(init=False)
@@ -63,10 +64,18 @@ class SequenceState(enum.Enum):
     """Where a sequence is.
 
     WAITING -> ADMITTING -> RUNNING -> FINISHED
-       ^           |          | |
-       |<- LATER --+          | +-> LEAVING -> WAITING      (preemption)
-       |                      |
-       +-- LATER -- FORKING --+                             (choices 1 to n - 1, beams and branches start here)
+       ^        |  |  |      ^ ^  |
+       |        |  |  |      | |  +-> LEAVING -> WAITING       (preempted, computed again)
+       |<-LATER-+  |  |      | |         |
+       |           |  |      | |         v
+       |           |  |      | |    SWAPPING_OUT -> SWAPPED    (preempted, saved in host memory)
+       |           |  |      | |         | full     |  ^
+       |           |  |      | |         v          v  | LATER
+       |           |  +------|-|----> WAITING   SWAPPING_IN    (from ADMITTING if host memory holds a prefix)
+       |           v         | |                    |
+       +-- LATER - FORKING --+ +--------------------+          (choices 1 to n - 1, beams and branches)
+
+    A SWAPPED sequence whose deadline has passed, or that is in the way, goes to WAITING.
 
     A choice that is kept goes from RUNNING to KEPT, and to FINISHED when its blocks are wanted. A beam that has its
     result, and is preempted before its search has decided, goes to PARKED, and to WAITING once it is to go on.
@@ -77,6 +86,9 @@ class SequenceState(enum.Enum):
     FORKING = enum.auto()  # has asked the KV manager to share its parent's blocks, holds a slot
     RUNNING = enum.auto()  # has blocks and a slot
     LEAVING = enum.auto()  # preempted; gives up its blocks once its steps in flight are back
+    SWAPPING_OUT = enum.auto()  # its blocks are being copied to host memory
+    SWAPPED = enum.auto()  # in host memory, wholly or from some block on; holds no slot
+    SWAPPING_IN = enum.auto()  # has asked for blocks that host memory fills, or waits for the copy; holds a slot
     PARKED = enum.auto()  # a beam that needs no blocks before its search decides, and holds none
     KEPT = enum.auto()  # has ended; holds blocks and no slot
     FINISHED = enum.auto()
@@ -118,6 +130,10 @@ class Sequence:
     """Leading tokens that the KV manager knows."""
     num_published_blocks: int = 0
     num_preemptions: int = 0
+    num_tokens_at_start: int = 0
+    """Tokens when it last came to run; with the present number it tells the progress since."""
+    left_at: float = 0.0
+    """When it was swapped."""
     num_shared_tokens: int = 0
     """While FORKING: the positions that it asked to share."""
     is_host_fed: bool = False
@@ -144,6 +160,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.priority = self.request.priority
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens sampled since it last came to run."""
+        return len(self.token_ids) - self.num_tokens_at_start
 
     @property
     def num_output_tokens(self) -> int:
@@ -178,8 +199,26 @@ class Sequence:
         self.num_given_blocks = len(block_ids)
         self.is_open = False
         self.num_computed_tokens = self.num_launched_tokens = num_computed_tokens
+        self.num_tokens_at_start = len(self.token_ids)
         self.state = SequenceState.RUNNING
         self.has_arrived = self.is_tentative = self.computes_itself = False
+
+    def leave_device(self, num_kept_blocks: int, now: float) -> None:
+        """The slot and all blocks but the leading `num_kept_blocks` are gone, what they held is kept."""
+        self.block_table, self.generations = self.block_table[:num_kept_blocks], self.generations[:num_kept_blocks]
+        self.num_given_blocks = min(self.num_given_blocks, num_kept_blocks)
+        self.num_sent_blocks = 0
+        self.is_open = False
+        self.slot = -1
+        self.left_at = now
+        self.state = SequenceState.SWAPPING_OUT
+
+    def return_to_device(self, block_ids: tuple[int, ...], generations: tuple[int, ...]) -> None:
+        """A table that holds, or is about to hold, all that was computed before."""
+        self.block_table, self.generations = list(block_ids), list(generations)
+        self.num_given_blocks = len(block_ids)
+        self.num_tokens_at_start = len(self.token_ids)
+        self.awaits_token = True
 
     def drop_table(self) -> None:
         """Blocks and slot are gone; tokens stay."""

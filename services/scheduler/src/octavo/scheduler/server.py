@@ -37,6 +37,7 @@ from octavo.common.runtime import Stop
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.core import CoreSettings, SchedulerCore
 from octavo.scheduler.peer import Peer
+from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.worker_group import WorkerGroup
 
@@ -78,6 +79,7 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                preemption=PreemptionSettings(config.preemption, config.min_progress, config.swap_timeout_s),
                 single_flight_timeout_s=config.single_flight_timeout_s,
                 min_shared_blocks=config.min_shared_blocks,
                 num_explained_requests=config.num_explained_requests,

@@ -19,6 +19,13 @@ class SchedulerStats:
     num_wasted_rows: int = 0
     """Rows computed for sequences that had ended in the step before."""
     num_preemptions: int = 0
+    num_preemptions_by_kind: dict[str, int] = field(
+        default_factory=lambda: {"recompute": 0, "swap": 0, "partial_swap": 0, "overdue": 0}
+    )
+    """What became of the victims. Overdue: recomputed after they had been swapped."""
+    num_transferred_blocks: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
+    num_host_prompt_tokens: int = 0
+    """Of the cached prompt tokens, those restored from host memory."""
     num_single_flight_waits: int = 0
     """Times that a sequence waited for another to compute its next block."""
     num_pool_losses: int = 0
@@ -30,6 +37,6 @@ class SchedulerStats:
     worker_busy_s: float = 0.0
     worker_idle_s: float = 0.0
     """Time in which the worker had no plan to run, between the first step and the last."""
-    stall_s: dict[str, float] = field(default_factory=lambda: {"credits": 0.0, "admission": 0.0})
+    stall_s: dict[str, float] = field(default_factory=lambda: {"credits": 0.0, "admission": 0.0, "swap": 0.0})
     """Time in which the pipeline had room and nothing could be launched because of the KV manager, by cause."""
-    num_stalls: dict[str, int] = field(default_factory=lambda: {"credits": 0, "admission": 0})
+    num_stalls: dict[str, int] = field(default_factory=lambda: {"credits": 0, "admission": 0, "swap": 0})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from octavo.worker.attention import Int64Array
@@ -10,23 +13,100 @@ MIN_PART = 256
 """Tokens of context below which a part is not worth a program of its own."""
 SPARE_PROGRAMS = 512
 """Programs, of items times KV heads, that long contexts may add to a launch; about four for each multiprocessor."""
+FEW_ROWS = 4
+FEW_SPARE_PROGRAMS = 256
+"""The same for up to FEW_ROWS rows, whose programs are larger: all run at once."""
+PREFIX_PROGRAMS = 264
+"""Programs, of tiles times KV heads, up to which a shared prefix is split: two for each multiprocessor."""
 
 
-def spare_items(num_kv_heads: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Decode rows that share leading tokens."""
+
+    rows: Sequence[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """Shared prefixes cut into tiles."""
+
+    member_rows: Int64Array  # [num_members] |-> row
+    tiles: Int64Array  # [num_tiles, 8], see kernels.paged_prefix.PrefixTiles; the slot's place holds a row
+    lens: Int64Array  # [num_rows]: tokens of the prefix, 0 for rows that share none
+    codes: Int64Array  # [num_rows]: the last number of a decode item
+
+
+def spare_items(num_rows: int, num_kv_heads: int) -> int:
     """Items beyond one per row, which long contexts are split into. More of them cost more in merges than they even."""
-    return max(16, SPARE_PROGRAMS // num_kv_heads)
+    return max(16, (FEW_SPARE_PROGRAMS if num_rows <= FEW_ROWS else SPARE_PROGRAMS) // num_kv_heads)
 
 
-def split_contexts(seq_lens: Int64Array, num_spare: int) -> tuple[Int64Array, Int64Array, int]:
-    """Cut contexts into parts of one length: (row of each item, part of each item, tokens of a part).
+def decode_items(
+    tokens: Int64Array, slots: Int64Array, seq_lens: Int64Array, num_spare: int, prefixes: PrefixPlan | None = None
+) -> Int64Array:
+    """[num_items, 8], at most one per row and `num_spare` more: see kernels.paged_decode.DecodeRows.
 
-    At most len(seq_lens) + num_spare items; those of a row are neighbours, in order.
+    Contexts, without what is left to a shared prefix, are cut into parts of one length.
     """
-    part_len = max(MIN_PART, -(-int(seq_lens.sum()) // (num_spare * MIN_PART)) * MIN_PART)
-    num_parts = -(-seq_lens // part_len)
+    starts = np.zeros_like(seq_lens) if prefixes is None else prefixes.lens
+    own_lens = seq_lens - starts
+    part_len = max(MIN_PART, -(-int(own_lens.sum()) // (num_spare * MIN_PART)) * MIN_PART)
+    num_parts = -(-own_lens // part_len)
     rows = np.repeat(np.arange(len(seq_lens)), num_parts)
     parts = np.arange(len(rows)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    return rows, parts, part_len
+    begins = starts[rows] + parts * part_len
+    items = np.zeros((len(rows), 8), dtype=np.int64)
+    items[:, 0] = tokens[rows]
+    items[:, 1] = slots[rows]
+    items[:, 2] = begins
+    items[:, 3] = np.minimum(begins + part_len, seq_lens[rows])
+    items[:, 4] = seq_lens[rows]
+    items[:, 5] = parts
+    items[:, 6] = num_parts[rows]
+    if prefixes is not None:
+        items[:, 7] = prefixes.codes[rows]
+    return items
+
+
+def cut_prefixes(
+    prefixes: Sequence[Prefix],
+    num_rows: int,
+    num_kv_heads: int,
+    members_per_tile: int,
+    max_tiles: int,
+    max_parts: int,
+    code_shift: int,
+) -> PrefixPlan | None:
+    """Cut the prefixes that save most into at most `max_tiles` tiles; None if there are none."""
+    chosen: list[Prefix] = []
+    num_tiles = 0
+    for prefix in sorted(prefixes, key=lambda one: -(len(one.rows) - 1) * one.num_tokens):
+        tiles = -(-len(prefix.rows) // members_per_tile)
+        if num_tiles + tiles <= max_tiles:
+            chosen.append(prefix)
+            num_tiles += tiles
+    if not chosen:
+        return None
+    wanted_parts = min(max_parts, max_tiles // num_tiles, max(1, PREFIX_PROGRAMS // (num_tiles * num_kv_heads)))
+    lens, codes = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
+    made: list[tuple[int, ...]] = []
+    members: list[int] = []
+    for prefix in chosen:
+        part_len = max(MIN_PART, -(-prefix.num_tokens // (wanted_parts * MIN_PART)) * MIN_PART)
+        num_parts = -(-prefix.num_tokens // part_len)
+        first_member, count = len(members), len(prefix.rows)
+        rows = np.asarray(prefix.rows)
+        members.extend(prefix.rows)
+        lens[rows] = prefix.num_tokens
+        codes[rows] = (np.arange(count) + first_member) * 2**code_shift + num_parts
+        for first in range(0, count, members_per_tile):
+            num_members = min(members_per_tile, count - first)
+            for part in range(num_parts):
+                end = min((part + 1) * part_len, prefix.num_tokens)
+                made.append((first_member + first, num_members, prefix.rows[0], part * part_len, end, part, 0, 0))
+    return PrefixPlan(np.array(members), np.array(made), lens, codes)
 
 
 def cut_queries(query_lens: Int64Array, seq_lens: Int64Array, queries_per_tile: int) -> tuple[Int64Array, Int64Array]:

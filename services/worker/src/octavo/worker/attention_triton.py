@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.worker.kernels.paged_decode import DecodeRows, DecodeScratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+from octavo.worker.kernels.paged_prefix import PrefixTiles, paged_prefix
 from octavo.worker.kernels.store_kv import store_kv
 from octavo.worker.models.gpu_decoder import FusedAttention, Norms
 
@@ -45,6 +46,7 @@ class TritonStep(FusedAttention):
     positions: Tensor  # int32 [num_tokens]
     slot_mapping: Tensor  # int64 [num_tokens], -1 for padding
     decodes: DecodeRows | None
+    prefixes: PrefixTiles | None
     prefills: PrefillRows | None
 
     def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
@@ -57,6 +59,9 @@ class TritonStep(FusedAttention):
         window = shared.sliding_windows[layer]
         if self.prefills is not None:
             paged_prefill(query, cache, shared.tables, self.prefills, out, scale=shared.scale, window=window)
+        if self.prefixes is not None:
+            prefix_scratch = shared.scratch.prefix
+            paged_prefix(query, cache, shared.tables, self.prefixes, prefix_scratch, scale=shared.scale)
         if self.decodes is not None:
             paged_decode(
                 query, cache, shared.tables, self.decodes, shared.scratch, out, scale=shared.scale, window=window

@@ -82,6 +82,23 @@ class BlockTables:
                 f"block {block_id} comes at generation {generation}, while a live table lists it at {known}"
             )
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self._generations)
+
+    def generation(self, block_id: int) -> int:
+        """The last one seen of the block; -1 for none."""
+        return self._generations[block_id]
+
+    def is_listed(self, block_id: int, cleared_slots: Iterable[int]) -> bool:
+        """Whether a table lists the block, those of `cleared_slots` left out."""
+        num_cleared = sum(block_id in self.on_host[slot, : self.num_entries[slot]] for slot in cleared_slots)
+        return self._num_listings[block_id] > num_cleared
+
+    def renew(self, block_id: int, generation: int) -> None:
+        """The block, which no table lists, gets new content under this generation."""
+        self._generations[block_id] = generation
+
     def check_copies(
         self, copies: Sequence[BlockCopy], cleared_slots: Iterable[int], deltas: Sequence[TableDelta]
     ) -> None:

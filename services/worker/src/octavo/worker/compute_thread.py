@@ -112,8 +112,9 @@ class ResultWaiter:
         self._queue.put((tenure, plan, launched))
 
     def stop(self) -> None:
-        """End after what was submitted; does not wait for it."""
+        """End after what was submitted, and wait for that."""
         self._queue.put(None)
+        self._thread.join()
 
     def _main(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -153,6 +154,8 @@ def _reply(
         logprobs=outcome.logprobs,
         compute_us=min(int(compute_s * 1e6), MAX_UINT32),
         idle_us=min(int(idle_s * 1e6), MAX_UINT32),
+        finished_transfers=outcome.transfers.transfer_ids,
+        transfer_us=min(outcome.transfers.copy_us, MAX_UINT32),
     )
 
 

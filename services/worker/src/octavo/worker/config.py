@@ -47,6 +47,12 @@ class WorkerConfig(ServiceConfig):
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """`dummy`: random weights of the shapes in config.json, for benchmarks; no checkpoint is read."""
 
+    num_host_blocks: int | None = Field(default=None, ge=0)
+    """Blocks of host memory for swapped sequences and evicted prefixes. Unset: as many as fit `host_cache_bytes`."""
+
+    host_cache_bytes: int | None = Field(default=None, ge=0)
+    """Size of the same. Unset: as much as the KV pool, at most 2 GiB and a quarter of free memory."""
+
     max_num_seqs: int = Field(default=32, ge=1)
     """Slots: sequences that may be open at once."""
 

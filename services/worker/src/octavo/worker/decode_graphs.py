@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from octavo.common.errors import InternalError
-
 Step = Callable[[], None]
+
+MIN_PREFIX_BUCKET = 8
+"""Rows of the smallest graph that reads shared prefixes once."""
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
@@ -19,32 +21,37 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a graph was captured for."""
+
+    bucket: int
+    has_prefixes: bool
+
+
 class DecodeGraphs:
     """Owns the graphs. They share one memory pool, since only one runs at a time."""
 
-    def __init__(self, buckets: list[int]) -> None:
-        self.buckets = buckets
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    def __init__(self, max_num_seqs: int, has_prefixes: bool) -> None:
+        self._buckets = bucket_sizes(max_num_seqs)
+        self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._memory_pool: Any = None
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        keys = [GraphKey(bucket, False) for bucket in self._buckets]
+        if has_prefixes:
+            keys += [GraphKey(bucket, True) for bucket in self._buckets if bucket >= MIN_PREFIX_BUCKET]
+        self.keys = sorted(keys, key=lambda key: -key.bucket)
+        """Largest first, so that the later ones fit into the memory of the first."""
 
-    def bucket_for(self, num_rows: int) -> int | None:
-        """The smallest size that holds the rows, or None if none does."""
-        place = bisect_left(self.buckets, num_rows)
-        return self.buckets[place] if place < len(self.buckets) else None
+    def key_for(self, num_rows: int, has_prefixes: bool) -> GraphKey | None:
+        """The smallest graph that holds the rows, or None if none does or none is captured."""
+        at_least = max(num_rows, MIN_PREFIX_BUCKET) if has_prefixes else num_rows
+        place = bisect_left(self._buckets, at_least)
+        key = GraphKey(self._buckets[place], has_prefixes) if place < len(self._buckets) else None
+        return key if key in self._graphs else None
 
-    def capture(self, step_of: Callable[[int], Step], progress: Callable[[float], None]) -> None:
-        """Record `step_of(size)` for each size, largest first, so that the others fit into its memory.
-
-        Each is run once before, so that compiling and choosing of algorithms is done.
-        """
-        for index, bucket in enumerate(reversed(self.buckets)):
-            self.capture_one(bucket, step_of)
-            progress((index + 1) / len(self.buckets))
-
-    def capture_one(self, bucket: int, step_of: Callable[[int], Step]) -> None:
-        """Record `step_of(bucket)`."""
-        step = step_of(bucket)
+    def capture(self, key: GraphKey, step: Step) -> None:
+        """Record the step. It is run once before, so that compiling and choosing of algorithms is done."""
         with torch.cuda.stream(self._stream):
             step()
         self._stream.synchronize()
@@ -52,10 +59,8 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory_pool, stream=self._stream, capture_error_mode="thread_local"):
             step()
         self._memory_pool = self._memory_pool or graph.pool()
-        self._graphs[bucket] = graph
+        self._graphs[key] = graph
 
-    def replay(self, bucket: int) -> None:
-        graph = self._graphs.get(bucket)
-        if graph is None:
-            raise InternalError(f"no graph was captured for {bucket} rows")
-        graph.replay()
+    def replay(self, key: GraphKey) -> None:
+        """Launch a captured step."""
+        self._graphs[key].replay()

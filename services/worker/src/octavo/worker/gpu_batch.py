@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from octavo.common.messages.step import RowFlag, StepPlan
-from octavo.worker.attention_plan import cut_queries, spare_items, split_contexts
+from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items, spare_items
 from octavo.worker.input_batch import InputBatch, StepLimits
-from octavo.worker.kernels.paged_decode import DecodeRows
+from octavo.worker.kernels.paged_decode import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, DecodeRows
 from octavo.worker.kernels.paged_prefill import PrefillRows
+from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles
 from octavo.worker.kernels.sample import DrawColumns
 from octavo.worker.step_buffer import Int32Array
 
 SENT_NOTHING = -1
 """In the place of a token: the one that the slot sampled last."""
 
+MIN_SAVED_TOKENS = 4096
+"""Reads of tokens' keys and values, over all rows, that sharing prefixes must save in a step to be worth its launch."""
+
 NUM_TOKEN_COLUMNS = 3
-NUM_DECODE_COLUMNS = 6
 NUM_PREFILL_COLUMNS = 6
 NUM_DRAW_COLUMNS = 7
 
@@ -35,14 +38,37 @@ class TokenColumns:
     sent: Tensor  # token ids, or SENT_NOTHING
 
 
+@dataclass(frozen=True, slots=True)
+class MixedColumns:
+    """A step of any rows: token, decode, prefill and draw columns. Those of a kind that has no rows are absent.
+
+    The first column of the draws, before their NUM_DRAW_COLUMNS, is the step's token of each row of logits.
+    """
+
+    columns: list[Int32Array]
+    has_decodes: bool
+    has_prefixes: bool
+    has_prefills: bool
+
+
 class GpuBatch(InputBatch):
     """The slots, their sampling settings as arrays, and the token that each sampled last."""
 
-    def __init__(self, limits: StepLimits, num_kv_heads: int, queries_per_tile: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        limits: StepLimits,
+        num_kv_heads: int,
+        queries_per_tile: int,
+        members_per_tile: int,
+        shares_prefixes: bool,
+        device: torch.device,
+    ) -> None:
         super().__init__(limits, device)
         self.last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
         self._num_kv_heads = num_kv_heads
         self._queries_per_tile = queries_per_tile
+        self._members_per_tile = members_per_tile
+        self._shares_prefixes = shares_prefixes
         self._temperatures = np.zeros(limits.max_num_seqs, dtype=np.float32)
         self._top_ps = np.ones(limits.max_num_seqs, dtype=np.float32)
         self._top_ks = np.zeros(limits.max_num_seqs, dtype=np.int32)
@@ -59,8 +85,11 @@ class GpuBatch(InputBatch):
         places, block_ids = self.tables.append_on_host(plan.table_deltas)
         return np.array(places, dtype=np.int32), np.array(block_ids, dtype=np.int32)
 
-    def decode_columns(self, plan: StepPlan, bucket: int) -> list[Int32Array]:
-        """A step of `bucket` rows of one token, those beyond the plan's padded; each row draws one token."""
+    def decode_columns(self, plan: StepPlan, bucket: int, prefixes: PrefixPlan | None = None) -> list[Int32Array]:
+        """A step of `bucket` rows of one token, those beyond the plan's padded; each row draws one token.
+
+        With `prefixes`, of the plan's rows, there are two columns more.
+        """
         num_rows = len(plan.slots)
         flags = np.array(plan.flags, dtype=np.int64)
         slots = _padded(plan.slots, bucket, -1)
@@ -68,16 +97,11 @@ class GpuBatch(InputBatch):
         sent = np.full(num_rows, SENT_NOTHING)
         sent[(flags & RowFlag.FED_BY_LAST_SAMPLE) == 0] = plan.token_ids
         seq_lens = positions + 1
-        seq_lens[num_rows:] = 0
         rows = slots[:num_rows]
+        columns = [slots, positions, _padded(sent, bucket, 0)]
+        columns += self._decode_rows(np.arange(num_rows), rows, seq_lens[:num_rows], bucket, prefixes)
         return [
-            slots,
-            positions,
-            _padded(sent, bucket, 0),
-            slots,
-            np.arange(bucket, dtype=np.int32),
-            seq_lens,
-            *self._items(seq_lens[:num_rows], bucket),
+            *columns,
             np.arange(bucket, dtype=np.int32),
             _padded(self._temperatures[rows].view(np.int32), bucket, 0),
             _padded(self._top_ps[rows].view(np.int32), bucket, 0),
@@ -87,28 +111,78 @@ class GpuBatch(InputBatch):
             _padded(np.where(flags & RowFlag.SAMPLE, rows, -1), bucket, -1),
         ]
 
-    def decode_lengths(self, bucket: int) -> list[int]:
+    def decode_lengths(self, bucket: int, has_prefixes: bool) -> list[int]:
         """Lengths of the columns of `decode_columns`."""
-        items = bucket + spare_items(self._num_kv_heads)
-        return [bucket] * 6 + [items, items, 2] + [bucket] * 4 + [2 * bucket] + [bucket] * 2
+        items = [ITEM * (bucket + spare_items(bucket, self._num_kv_heads))]
+        prefixes = [bucket, TILE * self.max_prefix_tiles(bucket)] if has_prefixes else []
+        return [bucket] * 3 + items + prefixes + [bucket] * 4 + [2 * bucket] + [bucket] * 2
 
     def max_items(self) -> int:
         """Parts of contexts that a step may have."""
-        return self.limits.max_num_seqs + spare_items(self._num_kv_heads)
+        return self.limits.max_num_seqs + spare_items(self.limits.max_num_seqs, self._num_kv_heads)
 
-    def _items(self, seq_lens: Int32Array, bucket: int) -> list[Int32Array]:
-        num_spare = spare_items(self._num_kv_heads)
-        item_rows, item_parts, part_len = split_contexts(seq_lens.astype(np.int64), num_spare)
-        size = bucket + num_spare
-        shape = np.array([len(item_rows), part_len], dtype=np.int32)
-        return [_padded(item_rows, size, 0), _padded(item_parts, size, 0), shape]
+    @staticmethod
+    def max_prefix_tiles(num_rows: int) -> int:
+        """Tiles of shared prefixes that a step of so many decode rows may have."""
+        return 32 + num_rows // 16
 
-    def mixed_columns(self, plan: StepPlan) -> tuple[list[Int32Array], int, int]:
-        """A step of any rows: (token, decode, prefill and draw columns, number of decode rows, of prefill rows).
+    def prefixes(self, plan: StepPlan, slots: Sequence[int], seq_lens: Sequence[int]) -> PrefixPlan | None:
+        """The shared prefixes of the plan's groups among these decode rows, checked against the tables.
 
-        The columns of a kind that has no rows are absent, as are those of draws if nothing is drawn. The first column
-        of the draws is the step's token of each.
+        A group that the tables contradict is ignored, and so are savings that do not pay for the launch.
         """
+        if not plan.groups or not self._shares_prefixes:
+            return None
+        row_of_slot = {slot: row for row, slot in enumerate(slots)}
+        found: list[Prefix] = []
+        num_saved = 0
+        for group in plan.groups:
+            rows = [row_of_slot[slot] for slot in group.slots if slot in row_of_slot]
+            if len(rows) < 2 or not self._share(group.slots, group.num_blocks):
+                continue
+            block_size = self.limits.block_size
+            num_tokens = min(group.num_blocks, *((seq_lens[row] - 1) // block_size for row in rows)) * block_size
+            found.append(Prefix(rows, num_tokens))
+            num_saved += (len(rows) - 1) * num_tokens
+        if num_saved < MIN_SAVED_TOKENS:
+            return None
+        return cut_prefixes(
+            [prefix for prefix in found if prefix.num_tokens],
+            len(slots),
+            self._num_kv_heads,
+            self._members_per_tile,
+            self.max_prefix_tiles(len(slots)),
+            MAX_PREFIX_PARTS,
+            PREFIX_SHIFT,
+        )
+
+    def _share(self, slots: Sequence[int], num_blocks: int) -> bool:
+        if any(self.tables.num_entries[slot] < num_blocks for slot in slots):
+            return False
+        leading = self.tables.on_host[np.array(slots), :num_blocks]
+        return bool((leading == leading[0]).all())
+
+    def _decode_rows(
+        self,
+        tokens: np.ndarray,
+        slots: np.ndarray,
+        seq_lens: np.ndarray,
+        bucket: int,
+        prefixes: PrefixPlan | None,
+    ) -> list[Int32Array]:
+        """The columns of decode rows: items, then members and tiles of shared prefixes if there are any."""
+        num_spare = spare_items(bucket, self._num_kv_heads)
+        items = decode_items(tokens, slots, seq_lens.astype(np.int64), num_spare, prefixes)
+        columns = [_padded(items.reshape(-1), ITEM * (bucket + num_spare), 0)]
+        if prefixes is not None:
+            tiles = prefixes.tiles.copy()
+            tiles[:, 2] = slots[tiles[:, 2]]
+            columns.append(_padded(tokens[prefixes.member_rows], bucket, 0))
+            columns.append(_padded(tiles.reshape(-1), TILE * self.max_prefix_tiles(bucket), 0))
+        return columns
+
+    def mixed_columns(self, plan: StepPlan) -> MixedColumns:
+        """A step of any rows."""
         slots, starts, lengths = (np.array(values) for values in (plan.slots, plan.starts, plan.lengths))
         flags = np.array(plan.flags)
         ends = np.cumsum(lengths)
@@ -124,15 +198,16 @@ class GpuBatch(InputBatch):
         columns = [_int32(slots[row_of_token]), _int32(positions), _int32(sent)]
 
         decodes, prefills = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
+        prefixes = None
         if len(decodes):
-            columns += [_int32(slots[decodes]), _int32(firsts[decodes]), _int32(seq_lens[decodes])]
-            columns += self._items(_int32(seq_lens[decodes]), len(decodes))
+            prefixes = self.prefixes(plan, slots[decodes].tolist(), seq_lens[decodes].tolist())
+            columns += self._decode_rows(firsts[decodes], slots[decodes], seq_lens[decodes], len(decodes), prefixes)
         if len(prefills):
             tiles = cut_queries(lengths[prefills], seq_lens[prefills], self._queries_per_tile)
             columns += [_int32(values[prefills]) for values in (slots, firsts, lengths, seq_lens)]
             columns += [_int32(values) for values in tiles]
         columns += self._draw_columns(plan, flags, ends)
-        return columns, len(decodes), len(prefills)
+        return MixedColumns(columns, len(decodes) > 0, prefixes is not None, len(prefills) > 0)
 
     def _draw_columns(self, plan: StepPlan, flags: np.ndarray, ends: np.ndarray) -> list[Int32Array]:
         sampling = np.flatnonzero(flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT))
@@ -176,9 +251,15 @@ def token_columns(views: Sequence[Tensor]) -> TokenColumns:
     return TokenColumns(*views)
 
 
-def decode_rows(views: Sequence[Tensor]) -> DecodeRows:
-    """From the NUM_DECODE_COLUMNS columns of decode rows."""
-    return DecodeRows(*views)
+def decode_rows(views: Sequence[Tensor], has_prefixes: bool) -> tuple[DecodeRows, PrefixTiles | None]:
+    """From the columns of decode rows, `num_decode_columns(has_prefixes)` of them."""
+    rows = DecodeRows(views[0].view(-1, ITEM), has_prefixes)
+    return rows, PrefixTiles(views[1], views[2].view(-1, TILE)) if has_prefixes else None
+
+
+def num_decode_columns(has_prefixes: bool) -> int:
+    """Items; with shared prefixes their members and tiles too."""
+    return 3 if has_prefixes else 1
 
 
 def prefill_rows(views: Sequence[Tensor]) -> PrefillRows:

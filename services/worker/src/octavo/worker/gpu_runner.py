@@ -11,9 +11,8 @@ from torch import Tensor
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.worker.attention_triton import TritonAttention, TritonStep
-from octavo.worker.decode_graphs import DecodeGraphs, Step, bucket_sizes
+from octavo.worker.decode_graphs import DecodeGraphs, GraphKey, Step
 from octavo.worker.gpu_batch import (
-    NUM_DECODE_COLUMNS,
     NUM_DRAW_COLUMNS,
     NUM_PREFILL_COLUMNS,
     NUM_TOKEN_COLUMNS,
@@ -21,6 +20,7 @@ from octavo.worker.gpu_batch import (
     TokenColumns,
     decode_rows,
     draw_columns,
+    num_decode_columns,
     prefill_rows,
     token_columns,
 )
@@ -29,6 +29,7 @@ from octavo.worker.input_batch import StepLimits
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
+from octavo.worker.kernels.paged_prefix import PrefixTiles, members_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
@@ -70,14 +71,28 @@ class GpuRunner(Runner):
             vocab_size=config.vocab_size,
         )
         group = config.num_heads // config.num_kv_heads
-        self._batch = GpuBatch(self.limits, config.num_kv_heads, queries_per_tile(group, config.head_dim), device)
+        shares_prefixes = not any(config.sliding_windows)  # rows of a window see different parts of a prefix
+        self._batch = GpuBatch(
+            self.limits,
+            config.num_kv_heads,
+            queries_per_tile(group, config.head_dim),
+            members_per_tile(group, config.head_dim),
+            shares_prefixes,
+            device,
+        )
         self._pool_words = kv_cache.pool.view(kv_cache.num_blocks, -1).view(torch.int32)
         self._attention = TritonAttention(
             kv_cache.pool,
             self._batch.tables.on_device,
             cos_sin_table(config, max_model_len, device),
             make_scratch(
-                self._batch.max_items(), max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, device
+                self._batch.max_items(),
+                max_num_batched_tokens,
+                max_num_seqs,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                device,
             ),
             config.num_heads,
             config.sliding_windows,
@@ -88,9 +103,8 @@ class GpuRunner(Runner):
         self._token_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=device)
         self._results = StepResults(self._max_draws, device)
-        self._graphs = DecodeGraphs(bucket_sizes(max_num_seqs))
+        self._graphs = DecodeGraphs(max_num_seqs, shares_prefixes)
         self._logits = torch.empty((max_num_seqs, config.vocab_size), dtype=model.dtype, device=device)
-        self._has_graphs = False
 
     def _capacity(self) -> int:
         limits = self.limits
@@ -110,26 +124,28 @@ class GpuRunner(Runner):
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> None:
         """Record the decode steps. To be called once, before the first served step."""
-        self._graphs.capture(self._decode_step, progress)
-        self._has_graphs = True
+        for index, key in enumerate(self._graphs.keys):
+            self._graphs.capture(key, self._decode_step(key))
+            progress((index + 1) / len(self._graphs.keys))
 
     @property
     def num_graphs(self) -> int:
         """Graphs that `capture_graphs` makes."""
-        return len(self._graphs.buckets)
+        return len(self._graphs.keys)
 
     @torch.inference_mode()
     def capture_trial_graph(self, index: int) -> None:
         """Record one decode step, the largest for 0, to see what memory it takes."""
-        self._graphs.capture_one(self._graphs.buckets[-1 - index], self._decode_step)
+        key = self._graphs.keys[index]
+        self._graphs.capture(key, self._decode_step(key))
 
     @torch.inference_mode()
     def run_largest(self) -> None:
         """The most tokens that a step may have, and draws for all slots; nothing is stored."""
         num_tokens, num_rows = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         padding = torch.full((num_tokens,), -1, dtype=torch.int32, device=self.model.device)
-        hidden = self._forward(TokenColumns(padding, padding, padding), None, None)
-        draws = draw_columns(self._buffer.views(self._batch.decode_lengths(num_rows))[-NUM_DRAW_COLUMNS:])
+        hidden = self._forward(TokenColumns(padding, padding, padding))
+        draws = draw_columns(self._buffer.views(self._batch.decode_lengths(num_rows, False))[-NUM_DRAW_COLUMNS:])
         self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), num_rows))
         self._sample(hidden[:num_rows], draws)
         torch.cuda.synchronize(self.model.device)
@@ -144,8 +160,7 @@ class GpuRunner(Runner):
         self._copy_blocks(plan.copies)
         if not plan.slots:
             return self._results.end(0, None)
-        bucket = self._bucket_for(plan)
-        step = self._launch_mixed(plan) if bucket is None else self._launch_decode(plan, bucket)
+        step = self._launch_decode(plan) if self._is_decode(plan) else self._launch_mixed(plan)
         self._batch.mark_sampled(plan)
         return step
 
@@ -169,57 +184,64 @@ class GpuRunner(Runner):
                 wave.append(copy)
                 touched |= {copy.target_id, copy.source_id}
 
-    def _bucket_for(self, plan: StepPlan) -> int | None:
-        """The size of the graph that runs the plan; None if none does."""
-        if not self._has_graphs or sum(plan.lengths) != len(plan.slots):
-            return None
-        if any(flags & RowFlag.FAN_OUT for flags in plan.flags):
-            return None
-        return self._graphs.bucket_for(len(plan.slots))
+    def _is_decode(self, plan: StepPlan) -> bool:
+        """Each row is one token and draws at most one."""
+        return sum(plan.lengths) == len(plan.slots) and not any(flags & RowFlag.FAN_OUT for flags in plan.flags)
 
-    def _launch_decode(self, plan: StepPlan, bucket: int) -> LaunchedStep:
-        self._buffer.send(self._batch.decode_columns(plan, bucket))
-        self._graphs.replay(bucket)
+    def _launch_decode(self, plan: StepPlan) -> LaunchedStep:
+        prefixes = self._batch.prefixes(plan, plan.slots, [start + 1 for start in plan.starts])
+        key = self._graphs.key_for(len(plan.slots), prefixes is not None)
+        if key is None:
+            return self._launch_mixed(plan)
+        self._buffer.send(self._batch.decode_columns(plan, key.bucket, prefixes))
+        self._graphs.replay(key)
         sampling = [row for row, flags in enumerate(plan.flags) if flags & RowFlag.SAMPLE]
         logprobs = self._logprobs([plan.slots[row] for row in sampling], sampling, sampling)
         return self._results.end(len(plan.slots), logprobs, None if len(sampling) == len(plan.slots) else sampling)
 
-    def _decode_step(self, bucket: int) -> Step:
-        """What the graph of this size runs, on columns at fixed places."""
-        views = self._buffer.views(self._batch.decode_lengths(bucket))
-        tokens = token_columns(views[:NUM_TOKEN_COLUMNS])
-        rows = decode_rows(views[NUM_TOKEN_COLUMNS : NUM_TOKEN_COLUMNS + NUM_DECODE_COLUMNS])
-        draws = draw_columns(views[NUM_TOKEN_COLUMNS + NUM_DECODE_COLUMNS :])
+    def _decode_step(self, key: GraphKey) -> Step:
+        """What the graph runs, on columns at fixed places."""
+        views = self._buffer.views(self._batch.decode_lengths(key.bucket, key.has_prefixes))
+        end = NUM_TOKEN_COLUMNS + num_decode_columns(key.has_prefixes)
+        tokens, draws = token_columns(views[:NUM_TOKEN_COLUMNS]), draw_columns(views[end:])
+        decodes, prefixes = decode_rows(views[NUM_TOKEN_COLUMNS:end], key.has_prefixes)
 
         def step() -> None:
-            self._sample(self._forward(tokens, rows, None), draws)
+            self._sample(self._forward(tokens, decodes, prefixes), draws)
 
         # Captured on columns of no rows: whatever the buffer held, the kernels stay within bounds.
-        self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), bucket))
+        self._buffer.on_device.zero_()
+        self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), key.bucket)[:NUM_TOKEN_COLUMNS])
         torch.cuda.current_stream().synchronize()
         return step
 
     def _launch_mixed(self, plan: StepPlan) -> LaunchedStep:
-        columns, num_decodes, num_prefills = self._batch.mixed_columns(plan)
-        views = self._buffer.send(columns)
+        mixed = self._batch.mixed_columns(plan)
+        views = self._buffer.send(mixed.columns)
         tokens, views = token_columns(views[:NUM_TOKEN_COLUMNS]), views[NUM_TOKEN_COLUMNS:]
-        decodes = prefills = None
-        if num_decodes:
-            decodes, views = decode_rows(views[:NUM_DECODE_COLUMNS]), views[NUM_DECODE_COLUMNS:]
-        if num_prefills:
+        decodes = prefixes = prefills = None
+        if mixed.has_decodes:
+            end = num_decode_columns(mixed.has_prefixes)
+            (decodes, prefixes), views = decode_rows(views[:end], mixed.has_prefixes), views[end:]
+        if mixed.has_prefills:
             prefills, views = prefill_rows(views[:NUM_PREFILL_COLUMNS]), views[NUM_PREFILL_COLUMNS:]
-        hidden = self._forward(tokens, decodes, prefills)
+        hidden = self._forward(tokens, decodes, prefixes, prefills)
         if not views:
             return self._results.end(0, None)
-        draws = draw_columns(views[1:])
-        self._sample(hidden.index_select(0, views[0]), draws)
+        self._sample(hidden.index_select(0, views[0]), draw_columns(views[1:]))
         sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
-        logits_rows = columns[-NUM_DRAW_COLUMNS].tolist()
+        logits_rows = mixed.columns[-NUM_DRAW_COLUMNS].tolist()
         slots = [plan.slots[sampling[row]] for row in logits_rows]
         logprobs = self._logprobs(slots, logits_rows, range(len(logits_rows)))
         return self._results.end(len(logits_rows), logprobs)
 
-    def _forward(self, tokens: TokenColumns, decodes: DecodeRows | None, prefills: PrefillRows | None) -> Tensor:
+    def _forward(
+        self,
+        tokens: TokenColumns,
+        decodes: DecodeRows | None = None,
+        prefixes: PrefixTiles | None = None,
+        prefills: PrefillRows | None = None,
+    ) -> Tensor:
         num_tokens = len(tokens.slots)
         token_ids, slot_mapping = self._token_ids[:num_tokens], self._slot_mapping[:num_tokens]
         locate_tokens(
@@ -232,7 +254,7 @@ class GpuRunner(Runner):
             token_ids,
             slot_mapping,
         )
-        step = TritonStep(self._attention, tokens.positions, slot_mapping, decodes, prefills)
+        step = TritonStep(self._attention, tokens.positions, slot_mapping, decodes, prefixes, prefills)
         return self.model.forward(token_ids, step)
 
     def _sample(self, hidden: Tensor, draws: DrawColumns) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from octavo.common.messages.kv import BlockCopy
+from octavo.worker.block_transfers import new_transfers
+from octavo.worker.config import WorkerConfig
 from octavo.worker.free_memory import free_host_bytes
 from octavo.worker.models.config import ModelConfig
 
 DEFAULT_SHARE_OF_FREE_MEMORY = 0.25
 DEFAULT_MAX_BYTES = 4 * 2**30
+DEFAULT_MAX_HOST_BYTES = 2 * 2**30
 
 
 class KvCache:
@@ -21,12 +24,19 @@ class KvCache:
     """
 
     def __init__(
-        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        model: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
         self.pool = torch.empty(shape, dtype=dtype, device=device)
+        self.transfers = new_transfers(self.pool, num_host_blocks)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, in order: a later copy sees what an earlier one wrote."""
@@ -43,3 +53,19 @@ def default_kv_cache_bytes(most_useful: int) -> int:
     """A size on a CPU that leaves room for everything else: never more than `most_useful` bytes."""
     limit = min(DEFAULT_MAX_BYTES, int(DEFAULT_SHARE_OF_FREE_MEMORY * free_host_bytes()))
     return min(most_useful, limit)
+
+
+def default_host_cache_bytes(pool_bytes: int) -> int:
+    """As much as the pool has, within a share of what the machine has left beside the pool."""
+    share = int(DEFAULT_SHARE_OF_FREE_MEMORY * max(0, free_host_bytes() - pool_bytes))
+    return min(pool_bytes, DEFAULT_MAX_HOST_BYTES, share)
+
+
+def num_host_blocks_of(config: WorkerConfig, num_blocks: int, bytes_each: int) -> int:
+    """Blocks of host memory beside a pool of `num_blocks` blocks, as the settings say."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    host_bytes = config.host_cache_bytes
+    if host_bytes is None:
+        host_bytes = default_host_cache_bytes(num_blocks * bytes_each)
+    return host_bytes // bytes_each

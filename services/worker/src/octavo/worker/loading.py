@@ -10,7 +10,7 @@ import torch
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
-from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes
+from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, num_host_blocks_of
 from octavo.worker.model_runner import ModelRunner, Runner
 from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.decoder import Decoder
@@ -53,6 +53,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, dtype),
+        num_host_blocks=runner.num_host_blocks,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
@@ -66,7 +67,8 @@ def _new_runner(config: WorkerConfig, model: Decoder, max_model_len: int, progre
 
         return load_gpu_runner(config, model, max_model_len, progress)
     num_blocks = _num_blocks(config, model.config, max_model_len, model.dtype)
-    kv_cache = KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
+    num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, model.dtype))
+    kv_cache = KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_host_blocks)
     return ModelRunner(
         model,
         kv_cache,

@@ -14,4 +14,7 @@ TOKENS = Counter("octavo_worker_tokens", "Tokens computed (prefill, decode) and 
 PREFILL_TOKENS, DECODE_TOKENS, SAMPLED_TOKENS = (TOKENS.labels(kind) for kind in ("prefill", "decode", "sampled"))
 NOT_FINITE_TOKENS = Counter("octavo_worker_not_finite_tokens", "Samples refused because their logits were not finite.")
 OPEN_SLOTS = Gauge("octavo_worker_open_slots", "Slots that hold a sequence.")
+TRANSFERRED_BYTES = Counter(
+    "octavo_worker_transferred_bytes", "K and V copied between device and host memory.", ["direction"]
+)
 REFUSED_PLANS = Counter("octavo_worker_refused_plans", "Plans that were refused.", ["reason"])

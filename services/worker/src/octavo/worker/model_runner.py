@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.attention import AttentionBackend
+from octavo.worker.block_transfers import NO_TRANSFERS, BlockTransfers, FinishedTransfers
 from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.plan_check import check_plan
 from octavo.worker.sampler import sample
+from octavo.worker.transfer_check import check_transfers, move_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class StepSamples:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    transfers: FinishedTransfers = NO_TRANSFERS
+    """Copies that have ended since the last step."""
 
 
 class LaunchedStep(ABC):
@@ -54,6 +58,25 @@ class FinishedStep(LaunchedStep):
         return 0.0, 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StepWithTransfers(LaunchedStep):
+    """A step, and the transfers that have ended with it."""
+
+    step: LaunchedStep
+    transfers: BlockTransfers
+    waits: bool
+    """For all that have begun."""
+
+    def wait(self) -> StepSamples:
+        """See LaunchedStep."""
+        return replace(self.step.wait(), transfers=self.transfers.finished(wait=self.waits))
+
+    @property
+    def measured_s(self) -> tuple[float, float]:
+        """See LaunchedStep."""
+        return self.step.measured_s
+
+
 class Runner(ABC):
     """Runs plans in order."""
 
@@ -66,9 +89,14 @@ class Runner(ABC):
     def num_open_slots(self) -> int:
         """Slots that hold a sequence."""
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory; 0 for a runner that makes no transfers."""
+        return 0
+
     @abstractmethod
     def reset(self) -> None:
-        """Close all slots; the pool's contents count as lost."""
+        """Close all slots; the contents of pool and host memory count as lost."""
 
     @abstractmethod
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -141,7 +169,13 @@ class ModelRunner(Runner):
 
     def reset(self) -> None:
         """See Runner."""
+        self._kv_cache.transfers.finished(wait=True)
         self._batch.reset()
+
+    @property
+    def num_host_blocks(self) -> int:
+        """See Runner."""
+        return self._kv_cache.transfers.num_host_blocks
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See Runner."""
@@ -150,8 +184,14 @@ class ModelRunner(Runner):
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepSamples:
         check_plan(plan, self._batch)
+        check_transfers(plan, self._batch.tables, self.num_host_blocks)
         self._batch.apply(plan)
-        self._kv_cache.copy_blocks(plan.copies)
+        move_blocks(plan, self._kv_cache.transfers, self._batch.tables, self._kv_cache.copy_blocks)
+        samples = self._compute(plan)
+        # A plan without rows is there to wait for the copies.
+        return replace(samples, transfers=self._kv_cache.transfers.finished(wait=not plan.slots))
+
+    def _compute(self, plan: StepPlan) -> StepSamples:
         if not plan.slots:
             return StepSamples([], [])
         inputs = self._batch.inputs(plan)

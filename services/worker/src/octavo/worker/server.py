@@ -189,4 +189,5 @@ def _ready(core: WorkerCore) -> WorkerReady:
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
         eos_token_ids=core.model.eos_token_ids,
+        num_host_blocks=core.runner.num_host_blocks,
     )

@@ -139,6 +139,7 @@ def encode_reply(message: WorkerReply) -> bytes:
             compute_us=message.compute_us,
             idle_us=message.idle_us,
             finished_transfers=pack_int64(message.finished_transfers),
+            transfer_us=message.transfer_us,
         )
         return pb.WorkerResponse(result=result).SerializeToString()
     if isinstance(message, StepRefused):
@@ -201,6 +202,7 @@ def _result_from_proto(result: pb.StepResult) -> StepResult:
         compute_us=result.compute_us,
         idle_us=result.idle_us,
         finished_transfers=unpack_int64(result.finished_transfers),
+        transfer_us=result.transfer_us,
     )
 
 

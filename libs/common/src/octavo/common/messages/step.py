@@ -93,9 +93,11 @@ class SharingGroup:
 class StepPlan:
     """One forward pass over one batch.
 
-    Order of effects: closes, opens, table deltas, transfers to the host, transfers to the device, block copies, then
-    the rows. A transfer may end later than its step: the device blocks that it reads or writes are touched by nobody
-    until its id is acknowledged.
+    Order of effects: closes, opens, table deltas, transfers to the host, block copies, transfers to the device, then
+    the rows. A transfer may end later than its step. A block that one to the host reads may have a new owner already,
+    who writes only after it was read; all other blocks of a transfer are touched by nobody until it is acknowledged.
+    The generation of a block that goes to the host is as of before the plan.
+    A plan without rows has its result when every transfer has ended.
     Row i computes positions `starts[i]` to `starts[i] + lengths[i] - 1` of the sequence in `slots[i]`.
     """
 
@@ -133,6 +135,8 @@ class StepResult:
     """Time before it in which the worker had no plan to run."""
     finished_transfers: list[int] = field(default_factory=list)
     """Transfers, of this step or earlier ones, whose bytes have arrived."""
+    transfer_us: int = 0
+    """Time that the copies of those took."""
 
 
 @dataclass(frozen=True, slots=True)

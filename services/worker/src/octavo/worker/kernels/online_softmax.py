@@ -10,7 +10,7 @@ import triton.language as tl
 def attend_tile(
     query,  # [rows, head_dim]
     cache_ptr,  # one layer and KV head of the pool
-    table_ptr,  # int32: the sequence's block ids
+    block_ids,  # int32 [keys]: of the tile's positions
     keys_at,  # [keys]: positions of the tile
     last_seen,  # [rows, 1]: last position that a row sees
     first_seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW
@@ -36,10 +36,7 @@ def attend_tile(
         is_there = keys_at < num_keys
         if HAS_WINDOW:
             is_there = is_there & (keys_at >= first_key)
-        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0).to(tl.int64)
-    else:
-        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE).to(tl.int64)
-    lines = block_ids * block_stride + keys_at % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
+    lines = block_ids.to(tl.int64) * block_stride + keys_at % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
     places = lines[:, None] + column[None, :]
     if IS_MASKED:
         readable = is_there[:, None]
@@ -54,20 +51,22 @@ def attend_tile(
         keys = tl.load(cache_ptr + places)
         values = tl.load(cache_ptr + kv_stride + places)
 
-    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+    factor = scale
     if SOFT_CAP > 0.0:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1); scores are x * log2(e)
-        scores = SOFT_CAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(2.0 * scores) + 1.0))
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        scores = SOFT_CAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(2.0 * scale * scores) + 1.0))
+        factor = 1.0
     if IS_MASKED:
         seen = keys_at[None, :] <= last_seen
         if HAS_WINDOW:
             seen = seen & (keys_at[None, :] >= first_seen)
         scores = tl.where(seen, scores, float("-inf"))
-    largest_now = tl.maximum(largest, tl.max(scores, 1))
+    largest_now = tl.maximum(largest, tl.max(scores, 1) * factor)
     reference = largest_now
     if IS_MASKED:  # a row that has seen no key yet keeps -inf; -inf - -inf would be NaN
         reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
-    weights = tl.exp2(scores - reference[:, None])
+    weights = tl.exp2(scores * factor - reference[:, None])
     carried = tl.exp2(largest - reference)
     total = total * carried + tl.sum(weights, 1)
     mixed = mixed * carried[:, None]

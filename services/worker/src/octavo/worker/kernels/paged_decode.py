@@ -19,6 +19,16 @@ MIN_DIM = 16
 """Head size of the smallest matrix product; smaller heads are padded to it."""
 MERGED_AT_ONCE = 16
 """Partial results that one load fetches."""
+FEW_ITEMS = 48
+"""Items up to which a program alone must hide the latency of memory."""
+FEW_TILING = (64, 4, 3)
+MANY_TILING = (32, 2, 4)
+"""Tilings (keys of a turn, warps, stages of the pipeline): measured best for few rows and for many, see docs/kernels.md."""
+ITEM = 8
+"""Numbers of an item."""
+PREFIX_SHIFT = 4
+MAX_PREFIX_PARTS = 4
+"""Parts that a shared prefix is split into."""
 
 
 @triton.jit
@@ -27,16 +37,15 @@ def _paged_decode_kernel(
     cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
     out_ptr,  # [num_tokens, num_heads, head_dim]
     tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
-    row_slots_ptr,  # int32 [num_rows]
-    row_tokens_ptr,  # int32 [num_rows] |-> token of the step
-    row_lens_ptr,  # int32 [num_rows], this step's token included
-    item_rows_ptr,  # int32 [num_items] |-> row
-    item_parts_ptr,  # int32 [num_items] |-> part of the row's context; the items of a row are neighbours
-    shape_ptr,  # int32 [2]: num_items, tokens of a part
-    partial_ptr,  # float32 [max_items, num_heads, head_dim]
-    largest_ptr,  # float32 [max_items, num_heads]
-    total_ptr,  # float32 [max_items, num_heads]
-    arrivals_ptr,  # int32 [num_rows, num_kv_heads], zero between launches
+    items_ptr,  # int32 [num_items, ITEM]: see DecodeRows
+    partial_ptr,  # float32 [num_items, num_heads, head_dim]
+    largest_ptr,  # float32 [num_items, num_heads]
+    total_ptr,  # float32 [num_items, num_heads]
+    arrivals_ptr,  # int32 [num_tokens, num_kv_heads], zero between launches
+    prefix_partial_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads, head_dim], read if HAS_PREFIX
+    prefix_largest_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    prefix_total_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    max_members,
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     query_stride,  # elements between tokens of query
     table_stride,
@@ -53,25 +62,28 @@ def _paged_decode_kernel(
     PADDED_DIM: tl.constexpr,
     KEYS: tl.constexpr,  # of one tile; a part is a multiple of it
     MERGED: tl.constexpr,
+    ITEM: tl.constexpr,
+    PREFIX_SHIFT: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """A program attends to one part of one row's context for one KV head; the last of a row to end merges the parts.
 
-    Grid: (NUM_KV_HEADS, items, of which those from num_items on do nothing).
+    Grid: (NUM_KV_HEADS, num_items).
     """
     item = tl.program_id(1)
-    if item < tl.load(shape_ptr):
-        kv_head = tl.program_id(0)
-        part_len = tl.load(shape_ptr + 1)
-        row = tl.load(item_rows_ptr + item)
-        part = tl.load(item_parts_ptr + item)
-        seq_len = tl.load(row_lens_ptr + row)
-        token = tl.load(row_tokens_ptr + row).to(tl.int64)
-        table_ptr = tables_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * table_stride
-        begin = part * part_len
-        end = tl.minimum(begin + part_len, seq_len)
+    kv_head = tl.program_id(0)
+    token = tl.load(items_ptr + item * ITEM).to(tl.int64)
+    slot = tl.load(items_ptr + item * ITEM + 1).to(tl.int64)
+    begin = tl.load(items_ptr + item * ITEM + 2)
+    end = tl.load(items_ptr + item * ITEM + 3)
+    seq_len = tl.load(items_ptr + item * ITEM + 4)
+    part = tl.load(items_ptr + item * ITEM + 5)
+    num_parts = tl.load(items_ptr + item * ITEM + 6)
+    if num_parts > 0:
+        table_ptr = tables_ptr + slot * table_stride
         first_seen = 0
         if HAS_WINDOW:
             first_seen = tl.maximum(seq_len - window, 0)
@@ -87,13 +99,35 @@ def _paged_decode_kernel(
         largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         total = tl.zeros([PADDED_GROUP], tl.float32)
         mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+        if HAS_PREFIX:
+            if part == 0:
+                prefix = tl.load(items_ptr + item * ITEM + 7)
+                for prefix_part in tl.range(0, prefix % (1 << PREFIX_SHIFT)):
+                    state = prefix_part * max_members + (prefix >> PREFIX_SHIFT)
+                    state_at = state.to(tl.int64) * NUM_HEADS + head
+                    state_largest = tl.load(prefix_largest_ptr + state_at, mask=member < GROUP, other=0.0)
+                    state_total = tl.load(prefix_total_ptr + state_at, mask=member < GROUP, other=1.0)
+                    state_mixed = tl.load(
+                        prefix_partial_ptr + state_at[:, None] * HEAD_DIM + column[None, :], mask=is_real, other=0.0
+                    )
+                    largest_now = tl.maximum(largest, state_largest)
+                    carried = tl.exp2(largest - largest_now)
+                    weight = tl.exp2(state_largest - largest_now)
+                    total = total * carried + state_total * weight
+                    mixed = mixed * carried[:, None] + state_mixed * weight[:, None]
+                    largest = largest_now
         heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
         last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + seq_len - 1
+        keys_at = begin + tl.arange(0, KEYS)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
         for tile in tl.range(begin, end, KEYS):
+            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
+            next_keys_at = tile + KEYS + tl.arange(0, KEYS)
+            next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
             largest, total, mixed = attend_tile(
                 query,
                 heads_ptr,
-                table_ptr,
+                block_ids,
                 tile + tl.arange(0, KEYS),
                 last_seen,
                 first_seen,
@@ -113,8 +147,8 @@ def _paged_decode_kernel(
                 SOFT_CAP,
                 PRECISION,
             )
+            block_ids = next_block_ids
 
-        num_parts = tl.cdiv(seq_len, part_len)
         out_at = (token * NUM_HEADS + head[:, None]) * HEAD_DIM + column[None, :]
         if num_parts == 1:
             result = mixed / total[:, None]
@@ -125,9 +159,9 @@ def _paged_decode_kernel(
             tl.store(largest_ptr + at, largest, mask=member < GROUP)
             tl.store(total_ptr + at, total, mask=member < GROUP)
             tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals_ptr + row * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
+            arrived = tl.atomic_add(arrivals_ptr + token * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
             if arrived == num_parts - 1:
-                tl.store(arrivals_ptr + row * NUM_KV_HEADS + kv_head, 0)
+                tl.store(arrivals_ptr + token * NUM_KV_HEADS + kv_head, 0)
                 first_item = item - part
                 for one in tl.range(0, GROUP):
                     merged_head = kv_head * GROUP + one
@@ -162,14 +196,26 @@ def _paged_decode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The decode rows of a step, on the device, all int32."""
+    """The decode rows of a step: int32 [num_items, ITEM] on the device.
 
-    slots: Tensor  # [num_rows]
-    tokens: Tensor  # [num_rows] |-> token of the step
-    seq_lens: Tensor  # [num_rows]
-    item_rows: Tensor  # [max_items] |-> row
-    item_parts: Tensor  # [max_items] |-> part of the row's context
-    shape: Tensor  # [2]: items, tokens of a part
+    An item is a part of a row's context: (token of the step, slot, begin, end, length of the sequence, part,
+    number of the row's parts, member * 2 ** PREFIX_SHIFT + number of prefix parts). Parts of a row are neighbours, in
+    order; begin to end are positions. Part 0 goes on from what `paged_prefix` left of that member of a group. An item
+    of 0 parts is padding.
+    """
+
+    items: Tensor
+    has_prefix: bool = False
+    """Some row goes on from a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixScratch:
+    """What attention to shared prefixes passes on to the rows that share them."""
+
+    partial: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads, head_dim]
+    largest: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    total: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +225,34 @@ class DecodeScratch:
     partial: Tensor  # float32 [max_items, num_heads, head_dim]
     largest: Tensor  # float32 [max_items, num_heads]
     total: Tensor  # float32 [max_items, num_heads]
-    arrivals: Tensor  # int32 [max_rows, num_kv_heads], zero between launches
+    arrivals: Tensor  # int32 [max_tokens, num_kv_heads], zero between launches
+    prefix: PrefixScratch
 
 
 def make_scratch(
-    max_items: int, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+    max_items: int,
+    max_tokens: int,
+    max_members: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device,
 ) -> DecodeScratch:
-    """Scratch for launches of up to this size."""
+    """Scratch for launches of up to this size; a member is a row that shares a prefix with others."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
     return DecodeScratch(
-        partial=torch.empty((max_items, num_heads, head_dim), dtype=torch.float32, device=device),
-        largest=torch.empty((max_items, num_heads), dtype=torch.float32, device=device),
-        total=torch.empty((max_items, num_heads), dtype=torch.float32, device=device),
-        arrivals=torch.zeros((max_rows, num_kv_heads), dtype=torch.int32, device=device),
+        partial=empty(max_items, num_heads, head_dim),
+        largest=empty(max_items, num_heads),
+        total=empty(max_items, num_heads),
+        arrivals=torch.zeros((max_tokens, num_kv_heads), dtype=torch.int32, device=device),
+        prefix=PrefixScratch(
+            partial=empty(MAX_PREFIX_PARTS, max_members, num_heads, head_dim),
+            largest=empty(MAX_PREFIX_PARTS, max_members, num_heads),
+            total=empty(MAX_PREFIX_PARTS, max_members, num_heads),
+        ),
     )
 
 
@@ -205,35 +267,33 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     soft_cap: float = 0.0,
-    keys_per_tile: int = 64,
-    num_warps: int = 2,
-    num_stages: int = 5,
+    tiling: tuple[int, int, int] | None = None,
 ) -> None:
     """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
 
     `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
     [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
-    by tanh unless that is 0.
+    by tanh unless that is 0. `tiling` is (keys of a turn, warps, stages of the pipeline).
     """
     _, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
-    _paged_decode_kernel[(num_kv_heads, len(rows.item_rows))](
+    keys_per_tile, num_warps, num_stages = tiling or (FEW_TILING if len(rows.items) <= FEW_ITEMS else MANY_TILING)
+    _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
         cache,
         out,
         tables,
-        rows.slots,
-        rows.tokens,
-        rows.seq_lens,
-        rows.item_rows,
-        rows.item_parts,
-        rows.shape,
+        rows.items,
         scratch.partial,
         scratch.largest,
         scratch.total,
         scratch.arrivals,
+        scratch.prefix.partial,
+        scratch.prefix.largest,
+        scratch.prefix.total,
+        scratch.prefix.largest.shape[1],
         scores_scale * LOG2_E,
         query.stride(0),
         tables.stride(0),
@@ -250,6 +310,9 @@ def paged_decode(
         PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
         KEYS=keys_per_tile,
         MERGED=MERGED_AT_ONCE,
+        ITEM=ITEM,
+        PREFIX_SHIFT=PREFIX_SHIFT,
+        HAS_PREFIX=rows.has_prefix,
         HAS_WINDOW=window is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -84,12 +84,18 @@ def _paged_prefill_kernel(
     masked_from = begin
     if not HAS_WINDOW:
         masked_from = (context + first_query + 1) // KEYS * KEYS
+        keys_at = begin + tl.arange(0, KEYS)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
         for start in tl.range(begin, masked_from, KEYS):
+            keys_at = start + tl.arange(0, KEYS)
+            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
+            next_at = keys_at + KEYS
+            next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
             largest, total, mixed = attend_tile(
                 query,
                 heads_ptr,
-                table_ptr,
-                start + tl.arange(0, KEYS),
+                block_ids,
+                keys_at,
                 last_seen,
                 first_seen,
                 first_key,
@@ -108,12 +114,17 @@ def _paged_prefill_kernel(
                 SOFT_CAP,
                 PRECISION,
             )
+            block_ids = next_block_ids
     for start in tl.range(masked_from, end, KEYS):
+        keys_at = start + tl.arange(0, KEYS)
+        is_there = keys_at < end
+        if HAS_WINDOW:
+            is_there = is_there & (keys_at >= first_key)
         largest, total, mixed = attend_tile(
             query,
             heads_ptr,
-            table_ptr,
-            start + tl.arange(0, KEYS),
+            tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0),
+            keys_at,
             last_seen,
             first_seen,
             first_key,
@@ -171,7 +182,7 @@ def paged_prefill(
     soft_cap: float = 0.0,
     keys_per_tile: int = 64,
     num_warps: int = 8,
-    num_stages: int = 5,
+    num_stages: int = 4,
 ) -> None:
     """Fill the rows' tokens of `out`, by the rules of `paged_decode`; a query sees positions up to its own."""
     _, num_heads, head_dim = query.shape

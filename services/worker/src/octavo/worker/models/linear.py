@@ -43,16 +43,16 @@ class PlainLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        return F.linear(x, self.weight, self._bias)
+        return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Linear."""
         out = residual.addmm_(x, self.weight.t())
-        return out if self._bias is None else out.add_(self._bias)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class PackedLinear(Linear):

@@ -10,9 +10,12 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
+from octavo.common.errors import StaleBlockError
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepResult
+from octavo.common.messages.kv import Transfer, TransferDirection
+from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, StepRefused, StepResult
 
 UNWRITTEN = -7
 
@@ -51,10 +54,33 @@ class _Slot:
     last_sample: int = UNWRITTEN
 
 
-class ScriptedWorker:
-    """Runs plans at once, and checks that every plan keeps the contract."""
+@dataclass
+class _Copy:
+    """A transfer that has begun. What it reads is kept, and compared at its end: nobody may have written to it."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, vocab_size: int) -> None:
+    transfer: Transfer
+    contents: list[list[int]]
+
+
+class ScriptedWorker:
+    """Runs plans at once, and checks that every plan keeps the contract.
+
+    Transfers end at a later step, drawn from `chance`; their targets hold garbage until then.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        num_host_blocks: int = 0,
+        chance: Random | None = None,
+    ) -> None:
+        self.num_transferred_blocks = {TransferDirection.TO_HOST: 0, TransferDirection.TO_DEVICE: 0}
+        self._host_memory = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
+        self._copies: dict[int, _Copy] = {}
+        self._chance = chance or Random(0)
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.num_rows = 0
@@ -74,8 +100,12 @@ class ScriptedWorker:
         for opened in plan.opened_slots:
             assert self._slots[opened.slot] is None, f"slot {opened.slot} is opened twice"
             self._slots[opened.slot] = _Slot(opened)
+        old_generations = self._generations[:]
         before = list(self._generations) if plan.copies else []
         renewed = self._apply_deltas(plan)
+        for transfer in plan.transfers:
+            if transfer.direction is TransferDirection.TO_HOST:
+                self._begin_to_host(transfer, old_generations)
         for copy in plan.copies:
             assert copy.source_generation == before[copy.source_id], f"copy of an old block {copy.source_id}"
             assert copy.target_generation >= self._generations[copy.target_id], f"copy to old block {copy.target_id}"
@@ -83,9 +113,69 @@ class ScriptedWorker:
             self._memory[copy.target_id] = list(self._memory[copy.source_id])
         for block_id in renewed - {copy.target_id for copy in plan.copies}:
             self._memory[block_id] = [UNWRITTEN] * self.block_size
+        for transfer in plan.transfers:
+            if transfer.direction is TransferDirection.TO_DEVICE:
+                self._begin_to_device(transfer)
+        finished = [one for one in self._copies if not plan.slots or self._chance.random() < 0.4]
+        num_copied = sum(self._end(transfer_id) for transfer_id in finished)
         self._check_groups(plan)
         token_ids, logprobs = self._run_rows(plan)
-        return StepResult(plan.step_id, token_ids, logprobs, compute_us=1000, idle_us=0)
+        return StepResult(plan.step_id, token_ids, logprobs, 1000, 0, finished, transfer_us=20 * num_copied)
+
+    def _begin_to_host(self, transfer: Transfer, generations: list[int]) -> None:
+        for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
+            assert generation >= generations[block_id], f"block {block_id} of an old generation goes to the host"
+        self._begin(transfer, transfer.host_ids)
+        self._copies[transfer.transfer_id] = _Copy(transfer, [list(self._memory[b]) for b in transfer.device_ids])
+
+    def _begin_to_device(self, transfer: Transfer) -> None:
+        for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
+            assert generation >= self._generations[block_id], f"block {block_id} of an old generation is filled"
+            holders = [s for s in self._slots if s is not None and block_id in s.table]
+            assert not holders, f"block {block_id} is filled while a live slot lists it"
+            self._generations[block_id] = generation
+            self._memory[block_id] = [UNWRITTEN] * self.block_size
+        self._begin(transfer, transfer.host_ids)
+        self._copies[transfer.transfer_id] = _Copy(transfer, [list(self._host_memory[h]) for h in transfer.host_ids])
+
+    def _begin(self, transfer: Transfer, host_ids: tuple[int, ...]) -> None:
+        to_host = transfer.direction is TransferDirection.TO_HOST
+        for other in self._copies.values():
+            if to_host or other.transfer.direction is TransferDirection.TO_HOST:
+                assert not set(host_ids) & set(other.transfer.host_ids), "a host block in two transfers"
+            if other.transfer.direction is TransferDirection.TO_DEVICE:
+                assert not set(transfer.device_ids) & set(other.transfer.device_ids), "a block is filled twice"
+        assert transfer.transfer_id not in self._copies
+        self.num_transferred_blocks[transfer.direction] += len(host_ids)
+
+    def _end(self, transfer_id: int) -> int:
+        copy = self._copies.pop(transfer_id)
+        transfer = copy.transfer
+        generations = dict(zip(transfer.device_ids, transfer.generations, strict=True))
+        for block_id, host_id, content in zip(transfer.device_ids, transfer.host_ids, copy.contents, strict=True):
+            if transfer.direction is TransferDirection.TO_HOST:
+                if generations[block_id] == self._generations[block_id]:
+                    assert self._memory[block_id] == content, f"block {block_id} was overwritten while it was read"
+                self._host_memory[host_id] = content
+            else:
+                assert self._memory[block_id] == [UNWRITTEN] * self.block_size, (
+                    f"block {block_id} was written too early"
+                )
+                assert self._host_memory[host_id] == content, f"host block {host_id} was overwritten while it was read"
+                self._memory[block_id] = list(content)
+        return len(transfer.device_ids)
+
+    def refusal(self, plan: StepPlan) -> StepRefused | None:
+        """The answer to a plan that names a block of an old generation, None to others. Nothing of it runs."""
+        for delta in plan.table_deltas:
+            for block_id, generation in zip(delta.block_ids, delta.generations, strict=True):
+                if generation < self._generations[block_id]:
+                    return StepRefused(plan.step_id, StaleBlockError.reason, f"block {block_id} of an old generation")
+        return None
+
+    def generation(self, block_id: int) -> int:
+        """The last one seen; 0 for none."""
+        return self._generations[block_id]
 
     def _check_groups(self, plan: StepPlan) -> None:
         """Every group names rows of this plan, each once, that share the blocks and write to none of them."""

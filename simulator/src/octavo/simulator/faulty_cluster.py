@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
@@ -12,14 +13,22 @@ from typing import Any
 from octavo.common.errors import OctavoError, StaleEpochError
 from octavo.common.links import Link
 from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, KvReply, KvRequest, PoolOpened
-from octavo.common.messages.step import StepPlan, StepResult, WorkerHello, WorkerReady, WorkerReply, WorkerRequest
+from octavo.common.messages.step import (
+    StepPlan,
+    StepRefused,
+    StepResult,
+    WorkerHello,
+    WorkerReady,
+    WorkerReply,
+    WorkerRequest,
+)
 from octavo.kvmanager.catalogue import CatalogueFolder
-from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.server import KvManagerServer
 from octavo.scheduler.worker_group import WorkerGroup
+from octavo.simulator.scripted_worker import ScriptedWorker
+from octavo.simulator.step_cluster import GATEWAY, StepCluster
 from octavo.worker.session import PlanFate, WorkerSession
-from support.scripted_worker import ScriptedWorker
-from support.step_cluster import GATEWAY, StepCluster
 
 TWICE = (StepPlan, StepResult, KvRequest, KvReply)
 """Messages that a link may say twice."""
@@ -55,7 +64,7 @@ class SessionWorker:
         self.session: WorkerSession | None = None
         self.queue: deque[StepPlan] = deque()
         self.scripted = start()
-        self.num_refused_schedulers = 0
+        self.refusal: StepRefused | None = None
 
     def receive(self, message: WorkerRequest, incarnations: itertools.count[int]) -> list[WorkerReply]:
         if isinstance(message, WorkerHello):
@@ -68,11 +77,14 @@ class SessionWorker:
         stored = session.stored(message.step_id)
         return [] if stored is None else [stored]
 
-    def compute(self) -> StepResult:
+    def compute(self) -> StepResult | StepRefused:
+        """Run the next plan. One that names a block of an old generation is refused, and so are all after it."""
         assert self.session is not None
-        result = self.scripted.run(self.queue.popleft())
-        self.session.keep(result)
-        return result
+        plan = self.queue.popleft()
+        self.refusal = self.refusal or self.scripted.refusal(plan)
+        reply = self.scripted.run(plan) if self.refusal is None else replace(self.refusal, step_id=plan.step_id)
+        self.session.keep(reply)
+        return reply
 
     def _hello(self, hello: WorkerHello, incarnations: itertools.count[int]) -> list[WorkerReply]:
         if hello.epoch < self._epoch:
@@ -83,6 +95,7 @@ class SessionWorker:
             resumed = replace(self._ready(session.incarnation), is_resumed=True, last_step=session.last_step)
             return [resumed, *session.resume(hello)]
         self.queue.clear()
+        self.refusal = None
         self.scripted = self._start()
         self.session = WorkerSession(hello.epoch, next(incarnations))
         return [self._ready(self.session.incarnation)]
@@ -110,8 +123,10 @@ class FaultyCluster(StepCluster):
         self._epochs = itertools.count(1)
         self._catalogues: CatalogueFolder | None = None
         self._check = check
-        self.kv_absence = self.worker_absence = 0
-        """Deliveries until the link may come back."""
+        self.kv_back_at = self.worker_back_at = 0.0
+        """When the link may come back."""
+        self.may_be_refused = False
+        """A plan that is not as the scheduler made it was on its way."""
         self.events: Counter[str] = Counter()
         super().__init__(**settings)
 
@@ -137,10 +152,10 @@ class FaultyCluster(StepCluster):
     # Faults.
 
     def cut_worker_link(self, absence: int = 0, *, can_resume: bool = True) -> None:
-        """What is on its way is lost."""
+        """What is on its way is lost. `absence`: milliseconds until the link may come back."""
         self.events["worker link cut"] += 1
         self.worker_link = None
-        self.worker_absence = absence
+        self.worker_back_at = self.now + absence * 0.001
         self.group.worker_lost(can_resume=can_resume)
         self._advance()
 
@@ -149,7 +164,7 @@ class FaultyCluster(StepCluster):
         if self.kv_link is not None:
             self.kv_link.is_cut = True
         self.kv_link = None
-        self.kv_absence = absence
+        self.kv_back_at = self.now + absence * 0.001
         if not self.group.kvmanager_lost(can_resume=can_resume):
             self.events["declarations given up"] += 1
             self.cut_worker_link(can_resume=False)
@@ -169,30 +184,37 @@ class FaultyCluster(StepCluster):
 
     def step(self) -> bool:
         self.now += 0.001
-        self.kv_absence, self.worker_absence = max(0, self.kv_absence - 1), max(0, self.worker_absence - 1)
-        deliveries: list[Callable[[], None]] = []
+        deliveries = self._deliveries()
+        if not deliveries:
+            return max(self.kv_back_at, self.worker_back_at) > self.now
+        self.random.choice(list(deliveries.values()))()
+        return True
+
+    def _deliveries(self) -> dict[str, Callable[[], None]]:
+        """What could happen next, by the name of who does it."""
+        deliveries: dict[str, Callable[[], None]] = {}
         if self.session_worker.queue:
-            deliveries.append(self._compute)
+            deliveries["worker computes"] = self._compute
         if self.worker_link is not None:
             if self.worker_link.requests:
-                deliveries.append(self._deliver_to_worker)
+                deliveries["to worker"] = self._deliver_to_worker
             if self.worker_link.replies:
-                deliveries.append(self._deliver_from_worker)
-        elif not self.worker_absence:
-            deliveries.append(self._connect_worker)
+                deliveries["from worker"] = self._deliver_from_worker
+        elif self.now >= self.worker_back_at:
+            deliveries["worker connects"] = self._connect_worker
         if self.kv_link is not None:
             if self.kv_link.requests:
-                deliveries.append(self._deliver_to_kvmanager)
+                deliveries["to KV manager"] = self._deliver_to_kvmanager
             if self.kv_link.replies:
-                deliveries.append(self._deliver_from_kvmanager)
-        elif not self.kv_absence and self.group.has_worker_life:
-            deliveries.append(self._connect_kvmanager)
+                deliveries["from KV manager"] = self._deliver_from_kvmanager
+        elif self.now >= self.kv_back_at and self.group.has_worker_life:
+            deliveries["KV manager connects"] = self._connect_kvmanager
         if self.slices:
-            deliveries.append(lambda: self.slices.popleft()())
-        if not deliveries:
-            return self.kv_absence + self.worker_absence > 0
-        self.random.choice(deliveries)()
-        return True
+            deliveries["KV manager hashes"] = self._hash_slice
+        return deliveries
+
+    def _hash_slice(self) -> None:
+        self.slices.popleft()()
 
     def _connect_worker(self) -> None:
         self.worker_link = WorkersLink()
@@ -217,7 +239,9 @@ class FaultyCluster(StepCluster):
     def _deliver_from_worker(self) -> None:
         assert self.worker_link is not None
         message = self._next(self.worker_link.replies)
-        if not isinstance(message, WorkerReady):
+        if isinstance(message, StepRefused):
+            self._on_refused(message)
+        elif isinstance(message, StepResult):
             self.group.on_worker_message(message)
         elif self.group.on_worker_ready(message, self.now):
             self.events["worker resumed"] += 1
@@ -226,6 +250,14 @@ class FaultyCluster(StepCluster):
             if self.kv_link is not None:
                 self.cut_kv_link(can_resume=False)
         self._advance()
+
+    def _on_refused(self, refused: StepRefused) -> None:
+        """The scheduler gives up the link, and lets the worker start over."""
+        assert self.may_be_refused, refused.message
+        with contextlib.suppress(OctavoError):
+            self.group.on_worker_message(refused)
+        self.events["plan refused"] += 1
+        self.cut_worker_link(can_resume=False)
 
     def _deliver_to_kvmanager(self) -> None:
         assert self.kv_link is not None
@@ -271,15 +303,25 @@ class FaultyCluster(StepCluster):
         self.slices: deque[Callable[[], None]] = deque()
         """Work that the KV manager does between messages."""
         self._catalogues = None if self._catalogue_dir is None else CatalogueFolder(self._catalogue_dir)
-        settings = PoolSettings(watermark=self._watermark)
         self.kvmanager = KvManagerServer(
-            settings, next(self._boot_epochs), self._check, self._catalogues, call_soon=self.slices.append
+            self._pool_settings,
+            next(self._boot_epochs),
+            self._check,
+            self._catalogues,
+            call_soon=self.slices.append,
         )
 
     def _new_worker(self) -> SessionWorker:
         def start() -> ScriptedWorker:
             model = self.model
-            self.worker = ScriptedWorker(self._num_blocks, model.block_size, model.max_num_seqs, model.vocab_size)
+            self.worker = ScriptedWorker(
+                self._num_blocks,
+                model.block_size,
+                model.max_num_seqs,
+                model.vocab_size,
+                self._num_host_blocks,
+                self.random,
+            )
             return self.worker
 
         def ready(incarnation: int) -> WorkerReady:
@@ -294,6 +336,7 @@ class FaultyCluster(StepCluster):
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
                 eos_token_ids=model.eos_token_ids,
+                num_host_blocks=self._num_host_blocks,
             )
 
         return SessionWorker(ready, start)

@@ -20,10 +20,12 @@ from octavo.common.messages.generation import (
     TokenBatch,
 )
 from octavo.common.messages.kv import OpenPool
+from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.stats import KvStats
 from octavo.scheduler.core import CoreSettings, Outbox, SchedulerCore
-from support.scripted_worker import ScriptedWorker
+from octavo.simulator.scripted_worker import ScriptedWorker
 
 GATEWAY = 1
 
@@ -42,6 +44,8 @@ class StepCluster:
         eos_token_ids: tuple[int, ...] = (),
         settings: CoreSettings | None = None,
         watermark: float = 0.01,
+        num_host_blocks: int = 0,
+        host_tier: HostTierSettings | None = None,
         seed: int = 0,
     ) -> None:
         self.random = random.Random(seed)
@@ -50,7 +54,9 @@ class StepCluster:
             "scripted", min(max_model_len, num_blocks * block_size), vocab_size, eos_token_ids, max_num_seqs, block_size
         )
         self._num_blocks = num_blocks
-        self._watermark = watermark
+        self._num_host_blocks = num_host_blocks
+        self._pool_settings = PoolSettings(watermark, host_tier=host_tier or HostTierSettings())
+        self.stats = KvStats()
         self._incarnation = 0
         self.core = SchedulerCore(settings or CoreSettings(max_num_batched_tokens=32))
         self.tokens: dict[tuple[int, int], list[int]] = {}
@@ -66,9 +72,13 @@ class StepCluster:
         """A fresh worker and a fresh pool."""
         model = self.model
         self._incarnation += 1
-        self.worker = ScriptedWorker(self._num_blocks, model.block_size, model.max_num_seqs, model.vocab_size)
-        opening = OpenPool("pool", 1, self._incarnation, self._num_blocks, model.block_size)
-        self.pool = Pool(opening, PoolSettings(watermark=self._watermark))
+        self.worker = ScriptedWorker(
+            self._num_blocks, model.block_size, model.max_num_seqs, model.vocab_size, self._num_host_blocks, self.random
+        )
+        opening = OpenPool(
+            "pool", 1, self._incarnation, self._num_blocks, model.block_size, num_host_blocks=self._num_host_blocks
+        )
+        self.pool = Pool(opening, self._pool_settings, self.stats)
         self._plans: deque[Any] = deque()
         self._results: deque[Any] = deque()
         self._requests: deque[Any] = deque()
@@ -142,10 +152,13 @@ class StepCluster:
 
     def assert_idle(self) -> None:
         """Nothing is alive: no request, no table, no active block."""
-        assert self.core.num_requests == self.core.num_running == self.core.num_waiting == 0
+        core = self.core
+        assert core.num_requests == core.num_running == core.num_waiting == core.num_swapped == 0
         assert violations(self.pool) == []
-        counts = self.pool.blocks.counts()
-        assert counts.active == counts.quarantined == counts.granted == 0
+        counts = self.pool.counts()
+        assert counts.active == counts.quarantined == counts.granted == counts.transferring == counts.host_swapped == 0
+        assert counts.free + counts.cached == self._num_blocks
+        assert counts.host_free + counts.host_cached == self._num_host_blocks
         assert len(self.pool.tables) == len(self.pool.tables.flights) == len(self.pool.arrivals) == 0
 
     def _serve_kv_request(self) -> None:

@@ -1,0 +1,173 @@
+"""Copies whole blocks between the KV pool and host memory: at once on a CPU, on a stream of its own on a GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.common.messages.kv import Transfer
+from octavo.worker import metrics
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTransfers:
+    """Transfers that have ended since the last look."""
+
+    transfer_ids: list[int]
+    copy_us: int
+    """Time that their copies took."""
+
+
+NO_TRANSFERS = FinishedTransfers([], 0)
+
+
+class BlockTransfers(ABC):
+    """Owns host memory, of the same layout as the pool.
+
+    Order within a plan: `to_host`, then the plan's block copies, then `to_device`, then `before_compute`, then rows.
+    What a copy to the host reads is as the steps before it have left it, and no later step overwrites it too early.
+    """
+
+    def __init__(self, pool: Tensor, host: Tensor) -> None:
+        self._pool = pool
+        self._host = host
+        self._block_bytes = pool[0].numel() * pool.element_size()
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._host.shape[0]
+
+    @abstractmethod
+    def to_host(self, transfers: Sequence[Transfer]) -> None:
+        """Begin to copy device blocks to host blocks."""
+
+    @abstractmethod
+    def to_device(self, transfers: Sequence[Transfer]) -> None:
+        """Begin to copy host blocks to device blocks."""
+
+    @abstractmethod
+    def before_compute(self, block_ids: Iterable[int]) -> None:
+        """The steps from now on may write to these device blocks: they wait for the copies that touch them."""
+
+    @abstractmethod
+    def finished(self, *, wait: bool) -> FinishedTransfers:
+        """What has ended by now, or, with `wait`, all there is once it has ended."""
+
+    def _count(self, direction: str, num_blocks: int) -> None:
+        metrics.TRANSFERRED_BYTES.labels(direction).inc(num_blocks * self._block_bytes)
+
+
+class CpuTransfers(BlockTransfers):
+    """Device and host memory are the same kind; a copy has ended when the call returns."""
+
+    def __init__(self, pool: Tensor, num_host_blocks: int) -> None:
+        super().__init__(pool, torch.empty((num_host_blocks, *pool.shape[1:]), dtype=pool.dtype))
+        self._finished: list[int] = []
+        self._copy_s = 0.0
+
+    def to_host(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self._copy(transfer, self._host, transfer.host_ids, self._pool, transfer.device_ids)
+            self._count("to_host", len(transfer.host_ids))
+
+    def to_device(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self._copy(transfer, self._pool, transfer.device_ids, self._host, transfer.host_ids)
+            self._count("to_device", len(transfer.host_ids))
+
+    def _copy(
+        self, transfer: Transfer, target: Tensor, target_ids: Sequence[int], source: Tensor, source_ids: Sequence[int]
+    ) -> None:
+        began = time.perf_counter()
+        for target_id, source_id in zip(target_ids, source_ids, strict=True):
+            target[target_id].copy_(source[source_id])
+        self._copy_s += time.perf_counter() - began
+        self._finished.append(transfer.transfer_id)
+
+    def before_compute(self, block_ids: Iterable[int]) -> None:
+        """Every copy has ended."""
+
+    def finished(self, *, wait: bool) -> FinishedTransfers:
+        done = FinishedTransfers(self._finished, int(self._copy_s * 1e6))
+        self._finished, self._copy_s = [], 0.0
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A transfer on the side stream."""
+
+    transfer_id: int
+    device_ids: frozenset[int]
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+
+class CudaTransfers(BlockTransfers):
+    """Copies on a side stream, from and to pinned memory.
+
+    A copy begins after everything that the compute stream was given before it. Copies of one plan and of several run
+    one after the other, so that a block that is read and then filled is read first.
+    """
+
+    def __init__(self, pool: Tensor, num_host_blocks: int) -> None:
+        shape = (num_host_blocks, *pool.shape[1:])
+        super().__init__(pool, torch.empty(shape, dtype=pool.dtype, pin_memory=num_host_blocks > 0))
+        self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
+        self._running: list[_Running] = []
+        self._lock = threading.Lock()
+        """One thread launches, another one waits for results."""
+
+    def to_host(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self._copy(transfer, self._host, transfer.host_ids, self._pool, transfer.device_ids)
+            self._count("to_host", len(transfer.host_ids))
+
+    def to_device(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self._copy(transfer, self._pool, transfer.device_ids, self._host, transfer.host_ids)
+            self._count("to_device", len(transfer.host_ids))
+
+    def _copy(
+        self, transfer: Transfer, target: Tensor, target_ids: Sequence[int], source: Tensor, source_ids: Sequence[int]
+    ) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
+        began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            began.record(self._stream)
+            for target_id, source_id in zip(target_ids, source_ids, strict=True):
+                target[target_id].copy_(source[source_id], non_blocking=True)
+            ended.record(self._stream)
+        with self._lock:
+            self._running.append(_Running(transfer.transfer_id, frozenset(transfer.device_ids), began, ended))
+
+    def before_compute(self, block_ids: Iterable[int]) -> None:
+        if not self._running:
+            return
+        touched = set(block_ids)
+        for running in tuple(self._running):
+            if not running.device_ids.isdisjoint(touched):
+                torch.cuda.current_stream(self._pool.device).wait_event(running.ended)
+
+    def finished(self, *, wait: bool) -> FinishedTransfers:
+        if wait:
+            self._stream.synchronize()
+        with self._lock:
+            done = [running for running in self._running if running.ended.query()]  # type: ignore[no-untyped-call]
+            self._running = [running for running in self._running if running not in done]
+        copy_ms = sum(running.began.elapsed_time(running.ended) for running in done)
+        return FinishedTransfers([running.transfer_id for running in done], int(copy_ms * 1000))
+
+
+def new_transfers(pool: Tensor, num_host_blocks: int) -> BlockTransfers:
+    """Host memory for the pool, and what copies on its kind of device."""
+    if pool.device.type == "cuda":
+        return CudaTransfers(pool, num_host_blocks)
+    return CpuTransfers(pool, num_host_blocks)

@@ -1,0 +1,206 @@
+"""Attention to a prefix that several decode rows share: its blocks are read once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.worker.kernels.online_softmax import attend_tile
+from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM, PrefixScratch
+
+TILE = 8
+"""Numbers of a tile."""
+
+
+@triton.jit
+def _paged_prefix_kernel(
+    query_ptr,  # [num_tokens, num_heads, head_dim]
+    cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
+    member_tokens_ptr,  # int32 [num_members] |-> token of the step
+    tiles_ptr,  # int32 [num_tiles, TILE]: see PrefixTiles
+    partial_ptr,  # out: float32 [MAX_PREFIX_PARTS, max_members, num_heads, head_dim]
+    largest_ptr,  # out: float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    total_ptr,  # out: float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    max_members,
+    scale,  # of scores, to base 2; before the cap if SOFT_CAP
+    query_stride,
+    table_stride,
+    block_stride,
+    kv_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROWS: tl.constexpr,  # of the matrix product: members of a tile, each with all heads of its group
+    KEYS: tl.constexpr,
+    TILE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program attends for up to ROWS // GROUP members and one KV head. Grid: (NUM_KV_HEADS, num_tiles)."""
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    first_member = tl.load(tiles_ptr + tile * TILE)
+    num_members = tl.load(tiles_ptr + tile * TILE + 1)
+    slot = tl.load(tiles_ptr + tile * TILE + 2).to(tl.int64)
+    begin = tl.load(tiles_ptr + tile * TILE + 3)
+    end = tl.load(tiles_ptr + tile * TILE + 4)
+    part = tl.load(tiles_ptr + tile * TILE + 5)
+    if num_members > 0:
+        table_ptr = tables_ptr + slot * table_stride
+        line = tl.arange(0, ROWS)
+        column = tl.arange(0, PADDED_DIM)
+        is_member = line // GROUP < num_members
+        is_real = is_member[:, None] & (column < HEAD_DIM)[None, :]
+        member = first_member + line // GROUP
+        head = kv_head * GROUP + line % GROUP
+        token = tl.load(member_tokens_ptr + member, mask=is_member, other=0).to(tl.int64)
+        query_at = token[:, None] * query_stride + (head * HEAD_DIM)[:, None] + column[None, :]
+        query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+
+        largest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+        heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
+        last_seen = tl.full([ROWS, 1], 0, tl.int32) + end - 1
+        whole_until = begin + (end - begin) // KEYS * KEYS
+        keys_at = begin + tl.arange(0, KEYS)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
+        for start in tl.range(begin, whole_until, KEYS):
+            keys_at = start + tl.arange(0, KEYS)
+            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
+            next_at = keys_at + KEYS
+            next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
+            largest, total, mixed = attend_tile(
+                query,
+                heads_ptr,
+                block_ids,
+                keys_at,
+                last_seen,
+                0,
+                0,
+                end,
+                largest,
+                total,
+                mixed,
+                scale,
+                block_stride,
+                kv_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                False,
+                False,
+                SOFT_CAP,
+                PRECISION,
+            )
+            block_ids = next_block_ids
+        for start in tl.range(whole_until, end, KEYS):
+            keys_at = start + tl.arange(0, KEYS)
+            largest, total, mixed = attend_tile(
+                query,
+                heads_ptr,
+                tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0),
+                keys_at,
+                last_seen,
+                0,
+                0,
+                end,
+                largest,
+                total,
+                mixed,
+                scale,
+                block_stride,
+                kv_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                True,
+                False,
+                SOFT_CAP,
+                PRECISION,
+            )
+        at = (part * max_members + member).to(tl.int64) * NUM_HEADS + head
+        tl.store(partial_ptr + at[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_real)
+        tl.store(largest_ptr + at, largest, mask=is_member)
+        tl.store(total_ptr + at, total, mask=is_member)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTiles:
+    """The shared prefixes of a step, on the device, int32.
+
+    A tile is some members of a group, and a part of the prefix: (first member, number of members, slot whose table
+    leads to the prefix, begin, end, part). Members of a tile are neighbours; 0 members is padding.
+    """
+
+    member_tokens: Tensor  # [num_members] |-> token of the step
+    tiles: Tensor  # [num_tiles, TILE]
+
+
+def members_per_tile(group: int, head_dim: int) -> int:
+    """Rows of a group that one program computes."""
+    return _rows(group, head_dim) // group
+
+
+def _rows(group: int, head_dim: int) -> int:
+    return 64 if head_dim > 128 else max(128, triton.next_power_of_2(group))
+
+
+def paged_prefix(
+    query: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    tiles: PrefixTiles,
+    scratch: PrefixScratch,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+    keys_per_tile: int = 64,
+    num_warps: int = 8,
+    num_stages: int = 4,
+) -> None:
+    """Attend to the prefixes for all members of their groups. `paged_decode` goes on from what is left in `scratch`.
+
+    Not for layers with a sliding window, where members see different parts of the prefix.
+    """
+    _, num_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    group = num_heads // num_kv_heads
+    scores_scale = scale / soft_cap if soft_cap else scale
+    _paged_prefix_kernel[(num_kv_heads, len(tiles.tiles))](
+        query,
+        cache,
+        tables,
+        tiles.member_tokens,
+        tiles.tiles,
+        scratch.partial,
+        scratch.largest,
+        scratch.total,
+        scratch.largest.shape[1],
+        scores_scale * LOG2_E,
+        query.stride(0),
+        tables.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        NUM_HEADS=num_heads,
+        GROUP=group,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
+        ROWS=_rows(group, head_dim),
+        KEYS=keys_per_tile,
+        TILE=TILE,
+        SOFT_CAP=soft_cap,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
