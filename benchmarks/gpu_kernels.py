@@ -12,6 +12,7 @@ import argparse
 import itertools
 import subprocess
 import sys
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from octavo.worker.attention_plan import cut_queries, decode_items, spare_items
 from octavo.worker.kernels import paged_prefill as prefill_module
-from octavo.worker.kernels.few_row_linear import few_row_linear
+from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
 from octavo.worker.kernels.paged_decode import ITEM, DecodeRows, make_scratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 
@@ -49,8 +50,7 @@ PREFILLS = {
 }
 DECODE_TILINGS = [(32, 2, 3), (32, 2, 4), (64, 4, 2), (64, 4, 3), (64, 2, 3)]
 PREFILL_TILINGS = [(128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 4)]
-LINEARS = {"qkv": (6144, 4096, False), "output": (4096, 4096, False), "gate_up": (28672, 4096, True)}
-LINEARS |= {"down": (4096, 14336, False), "logits": (128256, 4096, False)}
+LINEARS = {"output": (4096, 4096), "down": (4096, 14336)}
 LINEAR_TILINGS = [
     (16, 256, 4, 4),
     (16, 256, 4, 6),
@@ -60,6 +60,13 @@ LINEAR_TILINGS = [
     (32, 128, 4, 6),
     (16, 128, 2, 6),
     (64, 128, 4, 4),
+]
+LinearTiling = tuple[int, int, int, int]
+
+TILINGS: list[tuple[str, Any]] = [
+    *(("decode", tiling) for tiling in DECODE_TILINGS),
+    *(("prefill", tiling) for tiling in PREFILL_TILINGS),
+    *(("linear", tiling) for tiling in LINEAR_TILINGS),
 ]
 
 
@@ -99,7 +106,9 @@ def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_sp
 
     def launch() -> None:
         for layer in range(pool.num_layers):
-            paged_decode(query, pool.pool[:, layer], pool.tables, rows, scratch, out, scale=HEAD_DIM**-0.5, **options)
+            paged_decode(
+                query, pool.pool[:, layer], pool.tables, rows, scratch, out, scale=HEAD_DIM**-0.5, tiling=tiling
+            )
 
     return time_us(launch, launches_per_graph=pool.num_layers)
 
@@ -149,82 +158,76 @@ def print_prefills(limits: Limits, tiling: tuple[int, int, int, int] | None = No
         )
 
 
-def time_linear(name: str, num_rows: int, tiling: tuple[int, int, int, int] | str | None) -> float:
-    """`tiling` "library" is the matrix product of torch, without the norm before and the gate after."""
-    out_features, in_features, is_gated = LINEARS[name]
+def time_linear(name: str, num_rows: int, tiling: LinearTiling | Literal["library"] | None) -> float:
+    """A layer that adds to the residual; `library` is torch's matrix product."""
+    out_features, in_features = LINEARS[name]
     num_weights = max(2, -(-(512 << 20) // (2 * out_features * in_features)))
     weights = [
         torch.randn((out_features, in_features), dtype=torch.bfloat16, device=DEVICE) for _ in range(num_weights)
     ]
     x = torch.randn((num_rows, in_features), dtype=torch.bfloat16, device=DEVICE)
-    norm = torch.randn(in_features, dtype=torch.bfloat16, device=DEVICE)
-    has_residual = name in ("output", "down")
-    residual = torch.randn((num_rows, out_features), dtype=torch.bfloat16, device=DEVICE) if has_residual else None
+    residual = torch.randn((num_rows, out_features), dtype=torch.bfloat16, device=DEVICE)
 
     def launch() -> None:
         for weight in weights:
-            if tiling != "library":
-                few_row_linear(
-                    x,
-                    weight,
-                    norm=None if has_residual else norm,
-                    residual=residual,
-                    is_gated=is_gated,
-                    **({} if tiling is None else {"tiling": tiling}),  # type: ignore[arg-type]
-                )
-            elif residual is not None:
+            if tiling == "library":
                 residual.addmm_(x, weight.t())
             else:
-                torch.mm(x, weight.t())
+                add_few_row_linear(residual, x, weight, tiling=tiling or TILING)
 
     return time_us(launch, launches_per_graph=num_weights)
 
 
-def print_linears(limits: Limits, num_rows: int, tiling: tuple[int, int, int, int] | str | None = None) -> None:
+def print_linears(limits: Limits, num_rows: int, tiling: LinearTiling | Literal["library"] | None = None) -> None:
     cells = []
-    for name, (out_features, in_features, _) in LINEARS.items():
+    for name, (out_features, in_features) in LINEARS.items():
         us = time_linear(name, num_rows, tiling)
         cells.append(f"{name} {us:6.1f} us {2 * out_features * in_features / us * 1e6 / limits.copy_bytes_per_s:4.2f}")
-    print(f"linear   {num_rows} rows {tiling or ''!s:14} " + "   ".join(cells), flush=True)
+    print(f"linear   {num_rows} rows {tiling or ''!s:18} " + "   ".join(cells), flush=True)
 
 
-def sweep(limits: Limits) -> None:
-    for tiling in DECODE_TILINGS:
-        print_decodes(limits, tiling)
-    for num_spare, name in itertools.product((32, 64, 128, 256), ("1 x 32k", "64 x 4k", "256 x 1k", "32 x 16k")):
-        print(
-            f"decode   spare {num_spare:4} {name:22} {time_decode(DECODES[name], None, num_spare):9.1f} us", flush=True
-        )
-    for num_rows in (1, 2, 4):
-        for linear_tiling in ("library", *LINEAR_TILINGS):
-            print_linears(limits, num_rows, linear_tiling)
-    for prefill_tiling in PREFILL_TILINGS:
-        print_prefills(limits, prefill_tiling)
+def sweep(limits: Limits, kinds: list[str]) -> None:
+    if "decode" in kinds:
+        for tiling in DECODE_TILINGS:
+            print_decodes(limits, tiling)
+        for num_spare, name in itertools.product((32, 64, 128, 256), ("1 x 32k", "64 x 4k", "256 x 1k", "32 x 16k")):
+            print(
+                f"decode   spare {num_spare:4} {name:22} {time_decode(DECODES[name], None, num_spare):9.1f} us",
+                flush=True,
+            )
+    if "linear" in kinds:
+        for num_rows in (1, 2, 4):
+            for linear_tiling in ("library", *LINEAR_TILINGS):
+                print_linears(limits, num_rows, linear_tiling)
+    if "prefill" in kinds:
+        for prefill_tiling in PREFILL_TILINGS:
+            print_prefills(limits, prefill_tiling)
 
 
-def compile_sweep() -> None:
+def compile_sweep(kinds: list[str]) -> None:
     """Fill Triton's cache on disk from several processes at once, since each tiling takes seconds to compile."""
-    num_jobs = len(DECODE_TILINGS) + len(PREFILL_TILINGS) + len(LINEAR_TILINGS)
-    running = [subprocess.Popen([sys.executable, __file__, "--compile", str(index)]) for index in range(num_jobs)]
+    command = [sys.executable, __file__, "--compile"]
+    jobs = [index for index, (kind, _) in enumerate(TILINGS) if kind in kinds]
+    running = [subprocess.Popen([*command, str(index)]) for index in jobs]
     for process in running:
         process.wait()
 
 
 def compile_one(index: int) -> None:
-    if index < len(DECODE_TILINGS):
-        time_decode([600], DECODE_TILINGS[index])
-        return
-    index -= len(DECODE_TILINGS)
-    if index < len(PREFILL_TILINGS):
-        time_prefill([(64, 128)], PREFILL_TILINGS[index])
-        return
-    for name, num_rows in itertools.product(LINEARS, (1, 2, 4)):
-        time_linear(name, num_rows, LINEAR_TILINGS[index - len(PREFILL_TILINGS)])
+    kind, tiling = TILINGS[index]
+    if kind == "decode":
+        time_decode([600], tiling)
+    elif kind == "prefill":
+        time_prefill([(64, 128)], tiling)
+    else:
+        for name, num_rows in itertools.product(LINEARS, (1, 2, 4)):
+            time_linear(name, num_rows, tiling)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--kinds", nargs="*", default=["decode", "linear", "prefill"], help="what to sweep")
     parser.add_argument("--compile", type=int)
     arguments = parser.parse_args()
     if arguments.compile is not None:
@@ -233,8 +236,8 @@ def main() -> None:
     limits = measure_limits()
     print(f"copy {limits.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {limits.matmul_flops / 1e12:.0f} TFLOP/s")
     if arguments.sweep:
-        compile_sweep()
-        sweep(limits)
+        compile_sweep(arguments.kinds)
+        sweep(limits, arguments.kinds)
     else:
         print_decodes(limits)
         print_prefills(limits)

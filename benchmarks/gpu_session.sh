@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|latency|engine|profile|serve]...
+# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve]...
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +12,16 @@ export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/octavo-trito
 if compgen -G '.wheels/*.whl' >/dev/null; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/octavo-wheels \
         .wheels/*.whl || exit 1
+    # What an installation would leave: a service asks for the version of its package.
+    for project in libs/common proto services/* cli; do
+        name=$(sed -n 's/^name = "\(.*\)"/\1/p' "$project/pyproject.toml" | head -1)
+        folder=/tmp/octavo-wheels/${name//-/_}-0.1.0.dist-info
+        mkdir -p "$folder"
+        printf 'Metadata-Version: 2.1\nName: %s\nVersion: 0.1.0\n' "$name" >"$folder/METADATA"
+    done
     export PYTHONPATH=/tmp/octavo-wheels
 fi
+ulimit -n 65536 2>/dev/null || true # a thousand streams at once
 export PYTHONPATH=libs/common/src:proto/gen:services/gateway/src:services/scheduler/src:services/kvmanager/src:services/worker/src:cli/src:tests:${PYTHONPATH:-}
 PYTHONPATH=$(sed "s|\(^\|:\)\([a-z]\)|\1$PWD/\2|g" <<<"$PYTHONPATH")
 
@@ -34,6 +42,7 @@ for part in "${@:-kernels}"; do
         kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
         sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
         engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ;;
+        linears) timed linears "$PYTHON" benchmarks/gpu_kernels.py --sweep --kinds linear ;;
         latency) timed latency "$PYTHON" benchmarks/gpu_engine.py L1 L64 ;;
         profile) timed profile "$PYTHON" benchmarks/gpu_profile.py ;;
         serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;

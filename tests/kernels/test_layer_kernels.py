@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.worker.kernels.copy_blocks import copy_blocks
-from octavo.worker.kernels.few_row_linear import few_row_linear
+from octavo.worker.kernels.few_row_linear import add_few_row_linear
 from octavo.worker.kernels.rms_norm import rms_norm
 from octavo.worker.kernels.silu_mul import silu_mul
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
@@ -111,18 +111,11 @@ def test_a_token_is_sent_or_fed_by_its_slot_and_padding_goes_nowhere(device: str
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
-def test_a_linear_layer_of_few_rows(num_rows: int, device: str) -> None:
-    x, weight, bias = (torch.randn(shape, device=device) for shape in ((num_rows, 520), (29, 520), (29,)))
-    residual = torch.randn(num_rows, 29, device=device)
+@pytest.mark.parametrize("in_features", [512, 700])
+def test_few_rows_of_a_linear_layer_are_added_to_the_residual(num_rows: int, in_features: int, device: str) -> None:
+    x, weight = torch.randn(num_rows, in_features, device=device), torch.randn(64, in_features, device=device)
+    bias, residual = torch.randn(64, device=device), torch.randn(num_rows, 64, device=device)
 
     expected = residual + functional.linear(x, weight, bias)
-    assert few_row_linear(x, weight, bias, residual=residual, out=residual) is residual
-    torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_norm_and_gate_of_a_linear_layer_of_few_rows(device: str) -> None:
-    x, weight, norm = (torch.randn(shape, device=device) for shape in ((3, 700), (26, 700), (700,)))
-
-    gate, up = functional.linear(functional.rms_norm(x, (700,), norm, 1e-5), weight).chunk(2, -1)
-    found = few_row_linear(x, weight, norm=norm, eps=1e-5, is_gated=True)
-    torch.testing.assert_close(found, functional.silu(gate) * up, rtol=1e-3, atol=1e-3)
+    assert add_few_row_linear(residual, x, weight, bias) is residual
+    torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-3)

@@ -91,6 +91,18 @@ def test_a_fork_that_goes_on_with_a_prompt_asks_for_its_blocks_too() -> None:
     assert (child.num_shared_tokens, child.num_told_tokens, child.num_published_blocks) == (7, 7, 1)
 
 
+def test_what_a_parent_publishes_in_the_message_of_a_fork_is_told_of_the_child_too() -> None:
+    account = account_with_credits()
+    parent, child = make_running(9, block_ids=(10, 11, 12), slot=0), make_running(8, block_ids=(), slot=1)
+    parent.num_told_tokens, parent.num_computed_tokens = 5, 7
+    account.fork(parent, child, 7)
+    parent.num_computed_tokens = 8
+    account.publish(parent)
+    request = sent(account)
+    assert request.publications == [Publication(parent.sequence_id, 8, tuple(parent.token_ids[5:8]))]
+    assert (child.num_told_tokens, child.num_published_blocks) == (7, 1)
+
+
 def test_everything_of_a_step_is_in_one_message() -> None:
     account = account_with_credits((70, 1))
     parent, child, ended, fresh = (make_running(block_ids=(10,), slot=0) for _ in range(4))

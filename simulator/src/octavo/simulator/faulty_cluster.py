@@ -41,7 +41,7 @@ class SchedulersLink(Link[KvManagerReply, KvManagerRequest]):
         super().__init__()
         self.requests: deque[KvManagerRequest] = deque()
         self.replies: deque[KvManagerReply] = deque()
-        self.is_cut = False
+        self.is_cut = self.was_closed = False
         self.is_open = False
         """The scheduler has got the answer to its opening."""
 
@@ -49,6 +49,7 @@ class SchedulersLink(Link[KvManagerReply, KvManagerRequest]):
         self.replies.append(message)
 
     def close(self) -> None:
+        self.was_closed = True
         assert self.is_cut, "the KV manager refused a message"
 
     def receive(self, message: KvManagerRequest) -> None:

@@ -156,7 +156,8 @@ class SimulatedCluster(FaultyCluster):
         link.is_cut = True
         self.kvmanager.accept(link)
         link.receive(OpenPool("pool", stale, 1, self._num_blocks, self.model.block_size, self._num_host_blocks))
-        assert not link.replies, f"the KV manager took epoch {stale} after {self._known_epochs['KV manager']}"
+        is_refused = link.was_closed and not link.replies and not (self.kv_link and self.kv_link.was_closed)
+        assert is_refused, f"the KV manager took epoch {stale} after {self._known_epochs['KV manager']}"
         self.events["old epoch refused"] += 1
         return True
 

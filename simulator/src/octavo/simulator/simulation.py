@@ -20,8 +20,12 @@ MIN_STEPS = 300
 MIN_REQUESTS = 20
 MIN_FAULTS = 3
 MAX_TURNS = 2_000
+MAX_WAITING = 12
+"""Sequences that wait; with more there is no new traffic, so that the end is near when enough was done."""
 MAX_DELIVERIES = 200_000
 ABSENCES_MS = (0, 0, 5, 50, 300)
+LONG_ABSENCES_MS = (0, 5, 50, 300, 1000)
+"""Of the KV manager, without whom decode goes on: long enough for credits to run dry and blocks to be recycled."""
 _CHANNELS = ("worker computes", "to worker", "from worker", "to KV manager", "from KV manager")
 
 
@@ -101,10 +105,11 @@ class Simulation:
 
     def _turn(self) -> None:
         dice = self._dice
-        if dice.random() < 0.7:
-            self._submit(self._traffic.draw())
-        if dice.random() < 0.15:
-            self._submit_branch()
+        if self.cluster.core.num_waiting < MAX_WAITING:
+            if dice.random() < 0.7:
+                self._submit(self._traffic.draw())
+            if dice.random() < 0.15:
+                self._submit_branch()
         if dice.random() < 0.15:
             self._abort()
         if dice.random() < 0.05:
@@ -163,13 +168,13 @@ class Simulation:
         self.cluster.cut_worker_link(self._absence())
 
     def _cut_kv_link(self) -> None:
-        self.cluster.cut_kv_link(self._absence())
+        self.cluster.cut_kv_link(self._dice.choice(LONG_ABSENCES_MS))
 
     def _restart_kvmanager(self) -> None:
-        self.cluster.restart_kvmanager(self._absence())
+        self.cluster.restart_kvmanager(self._dice.choice(LONG_ABSENCES_MS))
 
     def _lose_catalogue(self) -> None:
-        self.cluster.lose_catalogue(self._absence())
+        self.cluster.lose_catalogue(self._dice.choice(LONG_ABSENCES_MS))
 
     def _restart_worker(self) -> None:
         self.cluster.restart_worker(self._absence())

@@ -20,10 +20,10 @@ SALTS = (b"", b"", b"", b"blue")
 def draw_shape(dice: random.Random, folder: Path) -> ClusterShape:
     """`folder` is where the KV manager keeps its catalogue, if it has one."""
     return ClusterShape(
-        num_blocks=dice.choice([12, 20, 40, 80]),
+        num_blocks=dice.choice([8, 12, 20, 40, 80]),
         block_size=dice.choice([1, 4, 8]),
         max_num_seqs=dice.choice([1, 2, 5, 8]),
-        max_model_len=dice.choice([12, 60]),
+        max_model_len=dice.choice([12, 40, 60]),
         core=CoreSettings(
             max_num_batched_tokens=dice.choice([8, 16, 64]),
             max_num_waiting=10_000,

@@ -55,6 +55,8 @@ class BlockAccount:
         self._spent: list[tuple[int, int]] = []
         self._publications: list[Publication] = []
         self._forks: list[Fork] = []
+        self._fork_ends: list[tuple[Sequence, Sequence]] = []
+        """(parent, child) of each of `_forks`."""
         self._releases: list[Release] = []
         self._returned: list[int] = []
         self._admissions: list[Admission] = []
@@ -125,20 +127,28 @@ class BlockAccount:
         new_tokens = tuple(sequence.token_ids[told:end])
         sequence.num_told_tokens = max(told, end)
         self._publications.append(Publication(sequence.sequence_id, sequence.num_computed_tokens, new_tokens))
+        for parent, child in self._fork_ends:  # publications apply before forks, also those that come up after them
+            if parent is sequence:
+                self._share_told(parent, child)
         self._num_publications += 1
         sequence.last_publication_no = self._num_publications
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """The child shares `num_tokens` positions, and asks for blocks for its other tokens if they are a prompt."""
         child.num_shared_tokens = num_tokens
-        self.share_told(parent, child)
         num_tokens_left = len(child.token_ids) - num_tokens
         num_table_tokens = len(child.token_ids) if num_tokens_left > 1 else 0
         fork = Fork(parent.sequence_id, child.sequence_id, num_tokens, num_table_tokens)
-        self._forks.append(fork)
         self.open_forks[child.sequence_id] = fork
+        self.ask_fork(fork, parent, child)
 
-    def share_told(self, parent: Sequence, child: Sequence) -> None:
+    def ask_fork(self, fork: Fork, parent: Sequence, child: Sequence) -> None:
+        """For the first time, or anew of a KV manager that was told all."""
+        self._forks.append(fork)
+        self._fork_ends.append((parent, child))
+        self._share_told(parent, child)
+
+    def _share_told(self, parent: Sequence, child: Sequence) -> None:
         """What the KV manager knows of the parent, it knows of the child, up to the shared tokens."""
         child.num_told_tokens = min(parent.num_told_tokens, child.num_shared_tokens)
         child.num_published_blocks = min(parent.num_published_blocks, child.num_shared_tokens // self.block_size)
@@ -219,7 +229,8 @@ class BlockAccount:
         )
         self._next_message_no += 1
         self._told_step = acknowledged_step
-        self._spent, self._publications, self._forks = [], [], []
+        self._spent, self._publications = [], []
+        self._forks, self._fork_ends = [], []
         self._releases, self._returned, self._admissions = [], [], []
         self._finished_transfers, self._swap_outs, self._swap_ins = [], [], []
         return request
@@ -272,7 +283,8 @@ class BlockAccount:
     def declare(
         self, running: Iterable[Sequence], launched_step: int, acknowledged_step: int, *, publishes: bool
     ) -> DeclarePool:
-        """All that a KV manager that knows nothing must be told. News that are in it are dropped; forks are asked anew.
+        """All that a KV manager that knows nothing must be told. News that are in it are dropped, and open forks are to
+        be asked anew.
 
         `running`: the sequences that hold tables. Admissions that were asked for are forgotten. `publishes`: what they
         have computed may be found by others.
@@ -281,7 +293,6 @@ class BlockAccount:
         self._recycler.forget()
         self._start_counting()
         self._told_step = -1  # a message follows at once; before its reply, `counts` are those of another manager
-        self._forks.extend(self.open_forks.values())
         return DeclarePool(
             tables=tables,
             credits=list(self._credits),

@@ -234,7 +234,7 @@ class SchedulerCore:
             publishes=self._settings.prefix_cache,
         )
         for fork in self._account.open_forks.values():
-            self._account.share_told(holders[fork.parent_id], self._forking[fork.child_id])
+            self._account.ask_fork(fork, holders[fork.parent_id], self._forking[fork.child_id])
         self._waiting.wake_all()
         for sequence in self._waiting:
             sequence.has_arrived = False

@@ -8,8 +8,8 @@ import sys
 # libgomp reads these when torch is imported. Spinning threads would take the cores from the other services.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
-# oneDNN keeps a compiled kernel for every shape it has met, 1,024 by default: hundreds of MiB of them for prompts of all
-# lengths. The shapes of a decode are few.
+# oneDNN keeps a compiled kernel for every shape it has met, 1,024 by default: hundreds of MiB for prompts of all
+# lengths. The shapes of decodes are few.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 

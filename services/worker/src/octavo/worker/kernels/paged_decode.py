@@ -23,7 +23,7 @@ FEW_ITEMS = 48
 """Items up to which a program alone must hide the latency of memory."""
 FEW_TILING = (64, 4, 3)
 MANY_TILING = (32, 2, 4)
-"""Tilings (keys of a turn, warps, stages of the pipeline): measured best for few rows and for many, see docs/kernels.md."""
+"""Tilings: keys of a turn, warps, stages of the pipeline. docs/kernels.md has the measurements that chose them."""
 ITEM = 8
 """Numbers of an item."""
 PREFIX_SHIFT = 4

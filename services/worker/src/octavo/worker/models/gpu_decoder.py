@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.worker.kernels.few_row_linear import MAX_ROWS, few_row_linear
+from octavo.worker.kernels.few_row_linear import MAX_ROWS, add_few_row_linear
 from octavo.worker.kernels.rms_norm import rms_norm
 from octavo.worker.kernels.silu_mul import silu_mul
 from octavo.worker.models.config import ModelConfig
@@ -54,29 +54,13 @@ class GpuDecoder:
 
     def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
         """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
+        eps = self.config.rms_norm_eps
         hidden = F.embedding(token_ids, self.decoder.embedding)
-        compute = self._few_row_layer if self._are_few(hidden) else self._layer
         for index, layer in enumerate(self.decoder.layers):
-            hidden = compute(index, layer, hidden, attention)
+            heads = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
+            hidden = _add_to(hidden, layer.output, self._attend(index, layer, heads, attention))
+            hidden = _add_to(hidden, layer.down, silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))))
         return hidden
-
-    def _are_few(self, hidden: Tensor) -> bool:
-        return len(hidden) <= MAX_ROWS and hidden.dtype != torch.float32
-
-    def _layer(self, index: int, layer: DecoderLayer, hidden: Tensor, attention: FusedAttention) -> Tensor:
-        eps = self.config.rms_norm_eps
-        heads = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
-        hidden = layer.output.add_to(hidden, self._attend(index, layer, heads, attention))
-        return layer.down.add_to(hidden, silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))))
-
-    def _few_row_layer(self, index: int, layer: DecoderLayer, hidden: Tensor, attention: FusedAttention) -> Tensor:
-        """`hidden` is overwritten and returned."""
-        eps = self.config.rms_norm_eps
-        heads = few_row_linear(hidden, *_tensors(layer.qkv), norm=layer.input_norm, eps=eps)
-        attended = self._attend(index, layer, heads, attention)
-        few_row_linear(attended, *_tensors(layer.output), residual=hidden, out=hidden)
-        gated = few_row_linear(hidden, *_tensors(layer.gate_up), norm=layer.mlp_norm, eps=eps, is_gated=True)
-        return few_row_linear(gated, *_tensors(layer.down), residual=hidden, out=hidden)
 
     def _attend(self, index: int, layer: DecoderLayer, heads: Tensor, attention: FusedAttention) -> Tensor:
         norms = None
@@ -86,15 +70,15 @@ class GpuDecoder:
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         """Fill and return `out` [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
-        norm, eps = self.decoder.norm, self.config.rms_norm_eps
-        if self._are_few(hidden):
-            return few_row_linear(hidden, self._output_weight, norm=norm, eps=eps, out=out)
-        return torch.mm(rms_norm(hidden, norm, eps), self._output_weight.t(), out=out)
+        normalised = rms_norm(hidden, self.decoder.norm, self.config.rms_norm_eps)
+        return torch.mm(normalised, self._output_weight.t(), out=out)
 
 
-def _tensors(linear: Linear) -> tuple[Tensor, Tensor | None]:
-    assert isinstance(linear, PlainLinear)
-    return linear.weight, linear.bias
+def _add_to(residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
+    """The residual, overwritten by its sum with the layer's output."""
+    if len(x) <= MAX_ROWS and x.dtype != torch.float32 and isinstance(linear, PlainLinear):
+        return add_few_row_linear(residual, x, linear.weight, linear.bias)
+    return linear.add_to(residual, x)
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:

@@ -1,0 +1,190 @@
+"""Measures the whole of Octavo on a GPU: HTTP in, four processes, streamed tokens out.
+
+    python benchmarks/gpu_serving.py [L1 L64 W1 W2 W3 RATE8 RATE16 RATE32]
+
+The model has the shape of Llama-3.1-8B and random weights; prompts are token ids. L1 to W3 are all sent at time 0;
+RATEn sends requests of W1's kind as a Poisson process of n per second for about 10 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import uvloop
+import workloads
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from workloads import Workload
+
+from octavo.cli.console import Screen
+from octavo.cli.models import PreparedModel
+from octavo.cli.serve import serve_processes
+from octavo.cli.serve_options import ServeOptions
+
+PORT = 8123
+WORKLOADS = {
+    "L1": lambda: workloads.equal_lengths(1),
+    "L64": lambda: workloads.equal_lengths(64),
+    "W1": workloads.chat_like,
+    "W2": workloads.shared_prefix,
+    "W3": workloads.long_prompts,
+}
+RATE_SECONDS = 10
+START_TIMEOUT_S = 60
+SLO_TTFT_S, SLO_TPOT_S = 1.0, 0.050
+
+
+@dataclass
+class Answer:
+    """Times in seconds from the request's start."""
+
+    num_tokens: int
+    ttft_s: float
+    total_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.total_s - self.ttft_s) / max(1, self.num_tokens - 1)
+
+
+def save_model(folder: Path) -> None:
+    """A config.json and a tokenizer of the right size."""
+    (folder / "config.json").write_text(json.dumps(workloads.LLAMA_8B), encoding="utf-8")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *(f"\u0120w{index}" for index in range(len(alphabet), workloads.LLAMA_8B["vocab_size"]))]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+async def complete(prompt: list[int], num_output: int) -> Answer:
+    """One streamed completion over a connection of its own. Raises SystemExit if it goes wrong."""
+    body = json.dumps(
+        {
+            "model": "llama-8b-shape",
+            "prompt": prompt,
+            "max_tokens": num_output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=2**20)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
+    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+    first_at = last_at = 0.0
+    tail = b""
+    while received := await reader.read(2**16):
+        tail = tail[-2000:] + received
+        if b'"choices":[{' in received:
+            last_at = time.perf_counter()
+            first_at = first_at or last_at
+    writer.close()
+    if b"data: [DONE]" not in tail or f'"completion_tokens":{num_output}' not in tail.decode(errors="replace"):
+        raise SystemExit(f"a request failed: {tail[-600:]!r}")
+    return Answer(num_output, first_at - started, last_at - started)
+
+
+async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], float]:
+    """All answers, and the seconds from the first request to the last token."""
+    started = time.perf_counter()
+    delays = np.zeros(len(workload))
+    if rate is not None:
+        delays = np.cumsum(np.random.default_rng(3).exponential(1 / rate, len(workload)))
+
+    async def one(delay: float, prompt: list[int], num_output: int) -> Answer:
+        if delay:
+            await asyncio.sleep(delay)
+        return await complete(prompt, num_output)
+
+    answers = await asyncio.gather(
+        *(one(float(delay), *request) for delay, request in zip(delays, workload, strict=True))
+    )
+    return answers, time.perf_counter() - started
+
+
+async def measure(names: list[str], server: subprocess.Popen[bytes]) -> None:
+    await wait_until_ready(server)
+    await send(workloads.equal_lengths(8, prompt=300, output=20, seed=77), None)
+    for name in names:
+        if name.startswith("RATE"):
+            rate = float(name.removeprefix("RATE"))
+            requests = workloads.chat_like(seed=11)[: int(rate * RATE_SECONDS)]
+            report(name, *await send(requests, rate))
+        else:
+            report(name, *await send(WORKLOADS[name](), None))
+
+
+async def wait_until_ready(server: subprocess.Popen[bytes]) -> None:
+    started = time.perf_counter()
+    while time.perf_counter() - started < START_TIMEOUT_S and server.poll() is None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+            writer.write(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            status = await reader.readline()
+            writer.close()
+            if b" 200 " in status:
+                print(f"ready after {time.perf_counter() - started:.1f} s", flush=True)
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.2)
+    raise SystemExit("the server did not become ready")
+
+
+def report(name: str, answers: list[Answer], seconds: float) -> None:
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    ttft_ms = [1000 * answer.ttft_s for answer in answers]
+    tpot_ms = [1000 * answer.tpot_s for answer in answers if answer.num_tokens > 1]
+    good = sum(answer.ttft_s < SLO_TTFT_S and answer.tpot_s < SLO_TPOT_S for answer in answers)
+    print(
+        f"{name:6} {seconds:7.2f} s  {num_tokens / seconds:9.0f} output tokens/s  "
+        f"TTFT p50 {statistics.median(ttft_ms):7.1f} p99 {np.percentile(ttft_ms, 99):7.1f} ms  "
+        f"TPOT p50 {statistics.median(tpot_ms):6.2f} p99 {np.percentile(tpot_ms, 99):6.2f} ms  "
+        f"within SLO {100 * good / len(answers):.0f} %",
+        flush=True,
+    )
+
+
+def serve(folder: Path) -> int:
+    os.environ.setdefault("OCTAVO_WORKER_LOAD_FORMAT", "dummy")
+    options = ServeOptions(port=PORT, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=20480)
+    return serve_processes(options, PreparedModel(folder, "llama-8b-shape"), Screen(Console(stderr=True)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[*WORKLOADS, "RATE8", "RATE16", "RATE32"], metavar="NAME")
+    parser.add_argument("--serve", type=Path, help="only serve the model in this folder")
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        raise SystemExit(serve(arguments.serve))
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder))
+        server = subprocess.Popen([sys.executable, __file__, "--serve", folder])
+        try:
+            uvloop.run(measure(arguments.names, server))
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(20)
+
+
+if __name__ == "__main__":
+    main()
