@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.common.messages.generation import Abort, Submit
+from octavo.gateway.cache_salt import cache_salt
 from support.running_gateway import EOS_ID, TOKENIZER, ids_of, running_gateway, says
 from support.scripted_scheduler import Answer
 from support.small_tokenizer import BOS, byte_ids, id_of
@@ -48,7 +49,11 @@ async def test_options_reach_the_scheduler_with_defaults_filled_in() -> None:
         await gateway.complete(prompt=[5, 6], seed=-1, top_k=-1, temperature=1e-9, cache_salt="s", stop_token_ids=[7])
         await gateway.complete(prompt=[5, 6], temperature=None, top_p=None, n=None, stop=None, logprobs=None)
     first, second = gateway.scheduler.submits
-    assert (first.prompt_token_ids, first.cache_salt, first.params.stop_token_ids) == ((5, 6), b"s", (7,))
+    assert (first.prompt_token_ids, first.cache_salt, first.params.stop_token_ids) == (
+        (5, 6),
+        cache_salt(b"", "", "s"),
+        (7,),
+    )
     assert (first.params.seed, first.params.top_k, first.params.temperature) == (2**64 - 1, 0, 0.0)
     assert (second.params.temperature, second.params.top_p, second.params.n) == (1.0, 1.0, 1)
     assert second.params.num_logprobs is None

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from octavo.common.messages.generation import Abort, BranchPoint, Forget
+from octavo.gateway.cache_salt import cache_salt
 from support.running_gateway import RunningGateway, eventually, ids_of, running_gateway, says
 
 COMPLETIONS = "/v1/completions"
@@ -148,4 +149,5 @@ async def test_deleting_a_response_gives_up_what_it_keeps(gateway: RunningGatewa
     chat = await gateway.http.delete("/v1/chat/completions/chatcmpl-other")
     assert chat.json() == {"id": "chatcmpl-other", "object": "chat.completion.deleted", "deleted": True}
     request_id = gateway.scheduler.submits[0].request_id
-    await eventually(lambda: gateway.scheduler.forgotten == [Forget(request_id, b"blue"), Forget("other")])
+    forgotten = [Forget(request_id, cache_salt(b"", "", "blue")), Forget("other", cache_salt(b"", "", ""))]
+    await eventually(lambda: gateway.scheduler.forgotten == forgotten)

@@ -43,7 +43,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(completions.router(config, client, tokenizer))
     app.include_router(chat.router(config, client, tokenizer))
-    app.include_router(kept_responses.router(client))
+    app.include_router(kept_responses.router(config, client))
     app.include_router(models.router(client))
     app.include_router(explanations.router(client))
     app.include_router(health.router(client, admin))

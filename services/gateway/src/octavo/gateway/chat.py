@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo.gateway import sse
+from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.choice_output import Delta, OutputToken
 from octavo.gateway.completions import output_rules
 from octavo.gateway.config import GatewayConfig
@@ -120,7 +121,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
                 request_id=request_id,
                 prompts=[prompt],
                 num_returned=options.num_returned,
-                cache_salt=(body.cache_salt or "").encode(),
+                cache_salt=salt_of(config, body.cache_salt),
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=ChatFormat(request_id, model.model_name, prompt, body, tokenizer.pieces),
                 is_stream=bool(body.stream),

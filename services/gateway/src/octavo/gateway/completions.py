@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from octavo.common.messages.generation import ModelInfo
 from octavo.gateway import sse
+from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
@@ -122,7 +123,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
                 request_id=request_id,
                 prompts=prompts,
                 num_returned=options.num_returned,
-                cache_salt=(body.cache_salt or "").encode(),
+                cache_salt=salt_of(config, body.cache_salt),
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=answer_format,
                 is_stream=bool(body.stream),

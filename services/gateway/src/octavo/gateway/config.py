@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from octavo.common.service_config import AddressSetting, ServiceConfig
@@ -71,6 +71,9 @@ class GatewayConfig(ServiceConfig):
 
     max_logprobs: int = Field(default=20, ge=0)
     """Most likely tokens that may be asked for beside each sampled one."""
+
+    salt_secret: SecretStr = SecretStr("")
+    """Enters the salt of every prefix block, so that nobody outside can build one. The same for all gateways."""
 
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that encode long prompts."""

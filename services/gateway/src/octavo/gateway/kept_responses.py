@@ -6,18 +6,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from octavo.gateway.cache_salt import salt_of
+from octavo.gateway.config import GatewayConfig
 from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.scheduler_client import SchedulerClient
 
 CacheSalt = Annotated[str, Query(max_length=256, description="That of the response's request.")]
 
 
-def router(client: SchedulerClient) -> APIRouter:
+def router(config: GatewayConfig, client: SchedulerClient) -> APIRouter:
     """The routes. An id of which nothing is kept, or that has another salt, gets the same answer."""
     routes = APIRouter()
 
     def forget(response_id: str, cache_salt: str) -> dict[str, Any]:
-        client.forget(request_id_of(response_id), cache_salt.encode())
+        client.forget(request_id_of(response_id), salt_of(config, cache_salt))
         return {"id": response_id, "deleted": True}
 
     @routes.delete("/v1/completions/{response_id:path}")

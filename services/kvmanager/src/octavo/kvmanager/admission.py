@@ -64,6 +64,8 @@ class AdmissionControl:
         self._stats = stats
         self._waiting_chains: OrderedDict[int, Arrived] = OrderedDict()
         self._num_hashable_blocks = 0
+        self._unhashed: TokenChain | None = None
+        """The first of this message that was told HASHING."""
         self._num_lookups = 0
         self._num_missing_blocks = 0
 
@@ -75,6 +77,7 @@ class AdmissionControl:
         admitted: list[Admitted] = []
         self._num_hashable_blocks = STEP_TOKENS // self._hasher.block_size
         self._num_lookups = self._num_missing_blocks = 0
+        self._unhashed = None
         for admission in admissions:
             arrived = self._arrived(admission)
             num_blocks = -(-arrived.chain.num_tokens // self._hasher.block_size)
@@ -91,6 +94,10 @@ class AdmissionControl:
                 self._keep_waiting(admission, arrived)
             self._stats.num_admissions[answer.verdict] += 1
             admitted.append(answer)
+        if self._unhashed is not None:
+            # What others left of the message's share, so that asking alone gets there in the end.
+            num_hashed = min(self._num_hashable_blocks, self._unhashed.num_unhashed_blocks)
+            self._unhashed.hash_up_to(len(self._unhashed.keys) + num_hashed)
         return AdmissionRound(admitted, self._num_missing_blocks)
 
     def _arrived(self, admission: Admission) -> Arrived:
@@ -162,6 +169,7 @@ class AdmissionControl:
         """Hash what is left if the message may, or must since the sequence has not arrived before."""
         num_unhashed = chain.num_unhashed_blocks
         if num_unhashed > self._num_hashable_blocks and sequence_id in self._arrivals:
+            self._unhashed = self._unhashed or chain
             return False
         if num_unhashed:
             self._num_hashable_blocks -= num_unhashed

@@ -6,19 +6,21 @@ import enum
 import heapq
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.eviction import SegmentedLru
-from octavo.kvmanager.miss_reasons import PrefixHistory
+from octavo.kvmanager.miss_reasons import FLUSHED, PrefixHistory
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from octavo.kvmanager.stats import KvStats
 
 PROTECTED_SHARE = 0.8
 """Share of a pool's blocks that may be cached blocks protected from scans. See `SegmentedLru`."""
+
+_LOOKUPS_AT_ONCE = 64
 
 
 class BlockState(enum.IntEnum):
@@ -115,19 +117,25 @@ class BlockPool:
 
     def find_run(self, keys: Sequence[BlockKey], num_blocks: int) -> list[int]:
         """The blocks of the leading keys, at most `num_blocks`, up to the first that is not found."""
-        found, key_to_block, has_transfers = [], self.key_to_block, self._num_transferring > 0
-        for index in range(num_blocks):
-            block_id = key_to_block.get(keys[index])
-            if block_id is None or (has_transfers and self.states[block_id] is BlockState.TRANSFERRING):
+        found: list[int] = []
+        for first in range(0, num_blocks, _LOOKUPS_AT_ONCE):
+            some = list(map(self.key_to_block.get, keys[first : min(first + _LOOKUPS_AT_ONCE, num_blocks)]))
+            if None in some:
+                found += cast(list[int], some[: some.index(None)])
                 break
-            found.append(block_id)
+            found += cast(list[int], some)
+        if self._num_transferring:
+            states = self.states
+            for index, block_id in enumerate(found):
+                if states[block_id] is BlockState.TRANSFERRING:
+                    return found[:index]
         return found
 
     def pin(self, block_id: int) -> None:
         """Add a reference to a block that `find` returned, or that is active."""
         state = self.states[block_id]
         if state is BlockState.CACHED:
-            self.cached.remove(block_id)
+            self.cached.remove([block_id])
         elif state is BlockState.QUARANTINED:
             self._num_quarantined -= 1
         elif state is not BlockState.ACTIVE:
@@ -139,9 +147,20 @@ class BlockPool:
 
     def pin_hits(self, block_ids: Sequence[int]) -> None:
         """Add a reference to each of these blocks, which a prefix was found in."""
+        states, ref_counts = self.states, self.ref_counts
+        cached, quarantined = BlockState.CACHED, BlockState.QUARANTINED
+        self.cached.remove([block_id for block_id in block_ids if states[block_id] is cached])
         for block_id in block_ids:
-            self.pin(block_id)
-            self.cached.note_hit(block_id)
+            state = states[block_id]
+            if state is cached or state is quarantined:
+                self._num_active += 1
+                if state is quarantined:
+                    self._num_quarantined -= 1
+                states[block_id] = BlockState.ACTIVE
+            elif state is not BlockState.ACTIVE:
+                raise InternalError(f"block {block_id} cannot be shared: it is {state.name}")
+            ref_counts[block_id] += 1
+        self.cached.note_hits(block_ids)
 
     def allocate(self, num_blocks: int, sequence_id: int = 0) -> list[int] | None:
         """Take `num_blocks` blocks, each with one reference, or none at all if fewer are available.
@@ -204,13 +223,15 @@ class BlockPool:
         for block_id, key in enumerate(self.keys):
             if key is None or not matches(key):
                 continue
-            self._drop_key(block_id, key, EventKind.FLUSHED)
-            self.history.note_flushed(key)
+            del self.key_to_block[key]
+            self.keys[block_id] = None
+            self._record(EventKind.FLUSHED, [block_id], [key])
+            self.history.note_gone([key], FLUSHED)
             if self._catalogue is not None:
                 self._catalogue.forget(block_id)
             if self.states[block_id] is BlockState.CACHED:
-                self.cached.remove(block_id)
-                self._shelve(block_id)
+                self.cached.remove([block_id])
+                self._shelve([block_id])
                 num_freed += 1
             else:
                 num_used += 1
@@ -222,17 +243,20 @@ class BlockPool:
         The first in the sequence becomes the least recently used. A mention too many is refused: the others are
         released, then InternalError is raised.
         """
-        ref_counts, fences = self.ref_counts, self.fences
+        ref_counts, fences, states, active = self.ref_counts, self.fences, self.states, BlockState.ACTIVE
         refused = []
+        unheld = []
         for block_id in block_ids:
             if ref_counts[block_id] < 1:
                 refused.append(block_id)
                 continue
             ref_counts[block_id] -= 1
-            fences[block_id] = max(fences[block_id], last_step)
-            if ref_counts[block_id] == 0 and self.states[block_id] is BlockState.ACTIVE:
-                self._num_active -= 1
-                self._retire(block_id)
+            if fences[block_id] < last_step:
+                fences[block_id] = last_step
+            if ref_counts[block_id] == 0 and states[block_id] is active:
+                unheld.append(block_id)
+        self._num_active -= len(unheld)
+        self._retire(unheld)
         if refused:
             raise InternalError(f"blocks {refused} were released more often than they were held")
 
@@ -262,7 +286,7 @@ class BlockPool:
             self.states[block_id] = BlockState.ACTIVE
             self._num_active += 1
         else:
-            self._retire(block_id)
+            self._retire([block_id])
 
     def take_evicted(self) -> list[Evicted]:
         """Blocks that were evicted since the last call, first evicted first."""
@@ -275,8 +299,7 @@ class BlockPool:
             raise ProtocolError(f"step {step} is acknowledged after step {self.acknowledged_step}")
         self.acknowledged_step = step
         while self._fences_closed and self._fences_closed[0] <= step:
-            for block_id in self._quarantine.pop(heapq.heappop(self._fences_closed)):
-                self._leave_quarantine(block_id)
+            self._leave_quarantine(self._quarantine.pop(heapq.heappop(self._fences_closed)))
 
     def take_over(self, holders: Mapping[int, int], granted: Set[int], fence: int) -> None:
         """Divide a fresh pool: `holders` counts references by block, `granted` are credits, the rest is quarantined
@@ -292,64 +315,85 @@ class BlockPool:
                 self.granted.add(block_id)
             else:
                 self.fences[block_id] = fence
-                self._retire(block_id)
+                self._retire([block_id])
 
-    def _leave_quarantine(self, block_id: int) -> None:
-        # A hit may have made the block active since this entry was made, and a later release may have brought it back
-        # under a later fence, with an entry of its own.
-        if self.states[block_id] is BlockState.QUARANTINED and self.fences[block_id] <= self.acknowledged_step:
-            self._num_quarantined -= 1
-            self._shelve(block_id)
+    def _leave_quarantine(self, block_ids: list[int]) -> None:
+        # A hit may have made a block active since this entry was made, and a later release may have brought it back
+        # under a later fence, with an entry of its own, or under the same one, so that it is in here twice.
+        states, fences, step = self.states, self.fences, self.acknowledged_step
+        quarantined = BlockState.QUARANTINED
+        leaving = [block for block in block_ids if states[block] is quarantined and fences[block] <= step]
+        leaving = list(dict.fromkeys(leaving))
+        self._num_quarantined -= len(leaving)
+        self._shelve(leaving)
 
-    def _retire(self, block_id: int) -> None:
-        fence = self.fences[block_id]
-        if fence <= self.acknowledged_step:
-            self._shelve(block_id)
+    def _retire(self, block_ids: list[int]) -> None:
+        """Nobody holds these blocks any more."""
+        fences, step = self.fences, self.acknowledged_step
+        closed = [block_id for block_id in block_ids if fences[block_id] > step]
+        if not closed:
+            self._shelve(block_ids)
             return
-        self.states[block_id] = BlockState.QUARANTINED
-        self._num_quarantined += 1
-        waiting = self._quarantine.get(fence)
-        if waiting is None:
-            self._quarantine[fence] = [block_id]
-            heapq.heappush(self._fences_closed, fence)
-        else:
-            waiting.append(block_id)
+        if len(closed) < len(block_ids):
+            self._shelve([block_id for block_id in block_ids if fences[block_id] <= step])
+        self._num_quarantined += len(closed)
+        for block_id in closed:
+            self.states[block_id] = BlockState.QUARANTINED
+            fence = fences[block_id]
+            waiting = self._quarantine.get(fence)
+            if waiting is None:
+                self._quarantine[fence] = [block_id]
+                heapq.heappush(self._fences_closed, fence)
+            else:
+                waiting.append(block_id)
 
-    def _shelve(self, block_id: int) -> None:
-        if self.keys[block_id] is None:
-            self.states[block_id] = BlockState.FREE
-            self.free.append(block_id)
-        else:
-            self.states[block_id] = BlockState.CACHED
-            self.cached.add(block_id)
+    def _shelve(self, block_ids: Iterable[int]) -> None:
+        states, keys = self.states, self.keys
+        cached = []
+        for block_id in block_ids:
+            if keys[block_id] is None:
+                states[block_id] = BlockState.FREE
+                self.free.append(block_id)
+            else:
+                states[block_id] = BlockState.CACHED
+                cached.append(block_id)
+        self.cached.add(cached)
 
     def _take(self, num_blocks: int, state: BlockState, sequence_id: int = 0) -> list[int]:
         num_free = min(num_blocks, len(self.free))
         taken = self.free[len(self.free) - num_free :][::-1]
         del self.free[len(self.free) - num_free :]
         taken += self._evict(num_blocks - num_free, sequence_id)
+        generations, states = self.generations, self.states
         for block_id in taken:
-            self.generations[block_id] += 1
-            self.states[block_id] = state
+            generations[block_id] += 1
+            states[block_id] = state
         return taken
 
-    def _evict(self, num_blocks: int, sequence_id: int) -> Iterable[int]:
+    def _evict(self, num_blocks: int, sequence_id: int) -> list[int]:
+        if not num_blocks:
+            return []
         self.stats.num_evictions += num_blocks
-        for _ in range(num_blocks):
-            block_id = self.cached.pop()
-            key = self.keys[block_id]
-            assert key is not None
-            if self.keeps_evicted:
-                self._evicted.append(Evicted(block_id, self.generations[block_id], key))
-            self._drop_key(block_id, key, EventKind.EVICTED)
-            self.history.note_evicted(key, sequence_id)
-            yield block_id
+        block_ids = self.cached.pop(num_blocks)
+        all_keys, key_to_block = self.keys, self.key_to_block
+        keys = cast(list[BlockKey], [all_keys[block_id] for block_id in block_ids])
+        self.history.note_gone(keys, sequence_id)
+        for block_id, key in zip(block_ids, keys, strict=True):
+            del key_to_block[key]
+            all_keys[block_id] = None
+        if self.keeps_evicted:
+            generations = self.generations
+            self._evicted += [
+                Evicted(block_id, generations[block_id], key) for block_id, key in zip(block_ids, keys, strict=True)
+            ]
+        self._record(EventKind.EVICTED, block_ids, keys)
+        return block_ids
 
-    def _drop_key(self, block_id: int, key: BlockKey, kind: EventKind) -> None:
-        del self.key_to_block[key]
-        self.keys[block_id] = None
+    def _record(self, kind: EventKind, block_ids: Sequence[int], keys: Sequence[BlockKey]) -> None:
+        """Blocks lost their keys."""
         if self.events.is_recording:
-            self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), b""))
+            for block_id, key in zip(block_ids, keys, strict=True):
+                self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), b""))
 
     def _take_credit(self, block_id: int) -> None:
         if block_id not in self.granted:

@@ -149,9 +149,13 @@ class BlockTables:
             table.chain.append(publication.new_token_ids)
         if not table.is_publishing or num_full_blocks <= table.num_published_blocks:
             return
-        for index in range(table.num_published_blocks, num_full_blocks):
-            parent = table.chain.key(index - 1) if index else None
-            self._blocks.publish(table.block_ids[index], table.chain.key(index), parent)
+        chain, block_ids, first = table.chain, table.block_ids, table.num_published_blocks
+        chain.hash_up_to(num_full_blocks)
+        keys, publish = chain.keys, self._blocks.publish
+        parent = keys[first - 1] if first else None
+        for index in range(first, num_full_blocks):
+            publish(block_ids[index], keys[index], parent)
+            parent = keys[index]
         self._end_claims(publication.sequence_id, table, num_full_blocks)
         table.num_published_blocks = num_full_blocks
 

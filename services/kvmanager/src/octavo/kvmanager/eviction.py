@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _NOWHERE, _PROBATION, _PROTECTED = range(3)
 
@@ -46,53 +46,67 @@ class SegmentedLru:
     def num_protected(self) -> int:
         return self._num_protected
 
-    def note_hit(self, block_id: int) -> None:
-        """The block was found by a prefix. It need not be in here."""
-        self._was_hit[block_id] = True
+    def note_hits(self, block_ids: Iterable[int]) -> None:
+        """The blocks were found by a prefix. They need not be in here."""
+        was_hit = self._was_hit
+        for block_id in block_ids:
+            was_hit[block_id] = True
 
     def note_stored(self, block_id: int) -> None:
         """The block holds new content, which nobody has hit."""
         self._was_hit[block_id] = False
 
-    def add(self, block_id: int) -> None:
-        """The block was used just now."""
-        if not self._was_hit[block_id]:
-            self._segments[block_id] = _PROBATION
-            self._num_probation += 1
-            self._link(block_id, self._probation_end)
-            return
-        self._segments[block_id] = _PROTECTED
-        self._num_protected += 1
-        self._link(block_id, self._protected_end)
-        if self._num_protected > self._max_protected:
-            self._demote_oldest()
+    def add(self, block_ids: Iterable[int]) -> None:
+        """The blocks were used just now, the last of them last."""
+        following, previous, segments, was_hit = self._next, self._previous, self._segments, self._was_hit
+        for block_id in block_ids:
+            if was_hit[block_id]:
+                segments[block_id] = _PROTECTED
+                self._num_protected += 1
+                end = self._protected_end
+            else:
+                segments[block_id] = _PROBATION
+                self._num_probation += 1
+                end = self._probation_end
+            before = previous[end]
+            following[before] = previous[end] = block_id
+            previous[block_id] = before
+            following[block_id] = end
+        while self._num_protected > self._max_protected:
+            oldest = following[self._protected_end]
+            self.remove([oldest])
+            was_hit[oldest] = False
+            self.add([oldest])
 
-    def remove(self, block_id: int) -> None:
-        """The block is in use again."""
-        if self._segments[block_id] == _PROBATION:
-            self._num_probation -= 1
-        else:
-            self._num_protected -= 1
-        self._segments[block_id] = _NOWHERE
-        before, after = self._previous[block_id], self._next[block_id]
-        self._next[before] = after
-        self._previous[after] = before
+    def remove(self, block_ids: Iterable[int]) -> None:
+        """The blocks are in use again."""
+        following, previous, segments = self._next, self._previous, self._segments
+        for block_id in block_ids:
+            if segments[block_id] == _PROBATION:
+                self._num_probation -= 1
+            else:
+                self._num_protected -= 1
+            segments[block_id] = _NOWHERE
+            before, after = previous[block_id], following[block_id]
+            following[before] = after
+            previous[after] = before
 
-    def pop(self) -> int:
-        """Take the block that should be evicted first. There is one."""
-        block_id = self._next[self._probation_end if self._num_probation else self._protected_end]
-        self.remove(block_id)
-        return block_id
+    def pop(self, num_blocks: int) -> list[int]:
+        """Take the blocks that should be evicted first. There are as many."""
+        num_probation = min(num_blocks, self._num_probation)
+        self._num_probation -= num_probation
+        self._num_protected -= num_blocks - num_probation
+        taken = self._take_first(self._probation_end, num_probation)
+        return taken + self._take_first(self._protected_end, num_blocks - num_probation)
 
-    def _demote_oldest(self) -> None:
-        block_id = self._next[self._protected_end]
-        self.remove(block_id)
-        self._was_hit[block_id] = False
-        self.add(block_id)
-
-    def _link(self, block_id: int, end: int) -> None:
-        before = self._previous[end]
-        self._next[before] = block_id
-        self._previous[block_id] = before
-        self._next[block_id] = end
-        self._previous[end] = block_id
+    def _take_first(self, end: int, num_blocks: int) -> list[int]:
+        following, segments = self._next, self._segments
+        taken = []
+        block_id = following[end]
+        for _ in range(num_blocks):
+            taken.append(block_id)
+            segments[block_id] = _NOWHERE
+            block_id = following[block_id]
+        following[end] = block_id
+        self._previous[block_id] = end
+        return taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.common.messages.kv import MissReason, PrefixMiss
 from octavo.kvmanager.block_hash import BlockKey, adapter_mark_of, salt_marks_of, token_check
@@ -12,26 +12,27 @@ from octavo.kvmanager.single_flight import Flights
 MAX_JUDGED_BLOCKS = 256
 """Missed blocks of one admission that are looked at; those behind share the reason of the last."""
 
-_FLUSHED = -1
+FLUSHED = -1
+"""Stands for the sequence that a block was evicted for, if it was flushed."""
 
 
 class PrefixHistory:
     """Remembers, in bounded memory, what became of blocks that are found no more.
 
-    The last evictions are remembered by a hash of the key, an eighth of the pool's size and at least 1,024. Stored
-    blocks are also found by the check of their tokens alone, which all namespaces share; where two meet in a place, the
-    last one stored counts. So a reason may be told as NEVER_STORED that was another; it is never made up otherwise,
-    but for collisions of 32-bit checks.
+    Both are tables of fixed size in which a new entry takes the place of an old one: of blocks that are gone, by a hash
+    of the key; and of stored blocks by the check of their tokens, which all namespaces share. So a reason may be told
+    as NEVER_STORED that was another; it is never made up otherwise, but for collisions of the checks.
     """
 
     def __init__(self, num_blocks: int, keys: Sequence[BlockKey | None], key_to_block: dict[BlockKey, int]) -> None:
         self._keys = keys
         self._key_to_block = key_to_block
-        self._gone: dict[int, int] = {}
-        """hash(key) |-> the sequence that it was evicted for, or _FLUSHED."""
-        self._order = array("q", bytes(8 * max(1024, num_blocks // 8)))
-        """A ring of the hashes in `_gone`."""
-        self._place = 0
+        num_gone = 1 << max(10, (num_blocks // 4).bit_length())
+        self._gone_mask = num_gone - 1
+        self._gone = array("q", bytes(8 * num_gone))
+        """hash(key), by its low bits."""
+        self._gone_for = array("q", bytes(8 * num_gone))
+        """The sequence that it was evicted for, or FLUSHED."""
         num_places = 1 << max(6, (num_blocks - 1).bit_length())
         self._mask = num_places - 1
         self._by_tokens = array("i", [-1]) * num_places
@@ -39,16 +40,13 @@ class PrefixHistory:
     def note_stored(self, block_id: int, key: BlockKey) -> None:
         self._by_tokens[token_check(key) & self._mask] = block_id
 
-    def note_evicted(self, key: BlockKey, for_sequence_id: int) -> None:
-        """`for_sequence_id`: 0 for a credit."""
-        order, place = self._order, self._place
-        self._gone.pop(order[place], None)
-        order[place] = name = hash(key)
-        self._gone[name] = for_sequence_id
-        self._place = place + 1 if place + 1 < len(order) else 0
-
-    def note_flushed(self, key: BlockKey) -> None:
-        self.note_evicted(key, _FLUSHED)
+    def note_gone(self, keys: Iterable[BlockKey], for_sequence_id: int) -> None:
+        """`for_sequence_id`: 0 for a credit, FLUSHED for nobody."""
+        gone, gone_for, mask = self._gone, self._gone_for, self._gone_mask
+        for name in map(hash, keys):
+            place = name & mask
+            gone[place] = name
+            gone_for[place] = for_sequence_id
 
     def misses(self, keys: Sequence[BlockKey], num_hits: int, flights: Flights) -> list[PrefixMiss]:
         """Reasons for the full blocks from `num_hits` on; their counts add up to all of them."""
@@ -81,9 +79,11 @@ class PrefixHistory:
     def _reason(self, key: BlockKey, flights: Flights) -> tuple[MissReason, int]:
         if flights.leader(key) is not None:
             return MissReason.IN_FLIGHT, 0
-        gone = self._gone.get(hash(key))
-        if gone is not None:
-            return (MissReason.FLUSHED, 0) if gone == _FLUSHED else (MissReason.EVICTED, gone)
+        name = hash(key)
+        place = name & self._gone_mask
+        if self._gone[place] == name:
+            by = self._gone_for[place]
+            return (MissReason.FLUSHED, 0) if by == FLUSHED else (MissReason.EVICTED, by)
         check = token_check(key)
         block_id = self._by_tokens[check & self._mask]
         other = self._keys[block_id] if block_id >= 0 else None

@@ -32,7 +32,8 @@ class Admissions:
         log: RequestLog,
         stats: SchedulerStats,
     ) -> None:
-        self._settings = settings
+        self._single_flight_timeout_s = settings.single_flight_timeout_s
+        self._waits_for_leaders = settings.prefix_cache and settings.single_flight_timeout_s > 0
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = pool
         self._places = places
@@ -106,7 +107,7 @@ class Admissions:
         sequence.slot = self._pool.slots.take()
         self._admitting[sequence.sequence_id] = sequence
         self._log.asks(sequence)
-        computes_itself = sequence.computes_itself or not self._settings.prefix_cache
+        computes_itself = sequence.computes_itself or not self._waits_for_leaders
         self._pool.account.admit(sequence, computes_itself=computes_itself)
 
     def forget_answers(self) -> None:
@@ -177,7 +178,7 @@ class Admissions:
         self._pool.slots.give_back(sequence.slot, is_open=False)
         sequence.drop_table()
         self._stats.num_single_flight_waits += 1
-        self._places.waiting.park(sequence, leader, self._places.now + self._settings.single_flight_timeout_s)
+        self._places.waiting.park(sequence, leader, self._places.now + self._single_flight_timeout_s)
 
     def on_swapped_in(self, answer: SwappedIn) -> None:
         sequence = self._pool.swapping.on_swapped_in(answer)

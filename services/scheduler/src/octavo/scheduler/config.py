@@ -51,8 +51,9 @@ class SchedulerConfig(ServiceConfig):
     prefix_cache: bool = True
     """Share the blocks of equal prefixes."""
 
-    single_flight_timeout_s: float = Field(default=5.0, gt=0)
-    """How long a request waits for one more block of its prompt that another one computes; then it computes itself."""
+    single_flight_timeout_s: float = Field(default=5.0, ge=0)
+    """How long a request waits for one more block of its prompt that another one computes; then it computes itself.
+    0: at once."""
 
     credits_per_sequence: int = Field(default=2, ge=1)
     """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
