@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,14 @@ async def storm(cluster: Cluster, seed: int) -> list[int | None]:
     async with httpx.AsyncClient(base_url=cluster.url, limits=limits, timeout=120, trust_env=False) as http:
         clients = [one_client(http, random.Random(seed * NUM_CLIENTS + number)) for number in range(NUM_CLIENTS)]
         return list(await asyncio.gather(*clients))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_records() -> Iterator[None]:
+    """What the scheduler keeps of finished requests is bounded; the bound is lowered so that it is reached at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_SCHEDULER_NUM_EXPLAINED_REQUESTS", "100")
+        yield
 
 
 @pytest.mark.parametrize("cluster", [ROOMY, CROWDED], indirect=True, ids=["roomy", "crowded"])

@@ -44,19 +44,14 @@ async def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
 
 
 async def test_long_text_does_not_hold_up_the_loop() -> None:
-    tokenizer, longest_s = model_tokenizer(), 0.0
+    tokenizer, num_turns = model_tokenizer(), 0
     encoding = asyncio.create_task(tokenizer.encode(["the quick brown fox " * 20_000], add_special_tokens=False))
-    loop = asyncio.get_running_loop()
-    start, num_turns = loop.time(), 0
     while not encoding.done():
-        before = loop.time()
         await asyncio.sleep(0)
-        longest_s, num_turns = max(longest_s, loop.time() - before), num_turns + 1
-    duration_s = loop.time() - start
+        num_turns += 1
     [ids] = await encoding
     assert RAW.decode(ids) == "the quick brown fox " * 20_000
-    assert num_turns > 10
-    assert longest_s < duration_s / 3
+    assert num_turns > 10, "the loop stood still while the text was encoded"
 
 
 def test_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

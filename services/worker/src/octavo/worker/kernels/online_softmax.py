@@ -5,6 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+TILES_BYTES = 160 * 2**10
+"""Shared memory for tiles of keys and values on their way: what a Hopper program has (227 KiB) less its other needs."""
+
+
+def stages_that_fit(padded_dim: int, keys_per_tile: int, element_bytes: int) -> int:
+    """How many tiles of keys and values may be on their way at once."""
+    return max(1, TILES_BYTES // (2 * keys_per_tile * padded_dim * element_bytes))
+
 
 @triton.jit
 def attend_tile(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_tile
+from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
 from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM
 
 
@@ -189,6 +189,7 @@ def paged_prefill(
     _, _, num_kv_heads, block_size, _ = cache.shape
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
+    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
     _paged_prefill_kernel[(num_kv_heads, len(rows.tile_rows))](
         query,
         cache,
@@ -211,12 +212,12 @@ def paged_prefill(
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
+        PADDED_DIM=padded_dim,
         ROWS=rows_per_tile(group, head_dim),
         KEYS=keys_per_tile,
         HAS_WINDOW=window is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
-        num_stages=num_stages,
+        num_stages=min(num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size())),
     )
