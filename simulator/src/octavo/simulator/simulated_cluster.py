@@ -123,6 +123,11 @@ class SimulatedCluster(FaultyCluster):
         self.cut_kv_link(absence)
         return lost
 
+    def restart_worker(self, absence: int = 0) -> None:
+        """See FaultyCluster. The new one cannot know who was there before."""
+        super().restart_worker(absence)
+        self._known_epochs["worker"] = 0
+
     def lose_catalogue(self, absence: int) -> None:
         """The KV manager dies, and its files with it."""
         self.events["KV manager lost its catalogue"] += 1

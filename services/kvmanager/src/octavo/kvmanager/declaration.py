@@ -62,10 +62,15 @@ def _declared_generations(declared: DeclarePool, num_blocks: int) -> dict[int, i
 def _restore_generations(
     blocks: BlockPool, catalogue: Catalogue | None, declared: DeclarePool, generations: dict[int, int]
 ) -> None:
-    """No block falls behind what the worker may have seen of it."""
-    if catalogue is None or not catalogue.is_restored:
-        for block_id in range(blocks.num_blocks):
-            blocks.generations[block_id] = declared.highest_generation
+    """No block falls behind what the worker may have seen of it.
+
+    The catalogue is believed where it has a record: a manager that died before it was told anything leaves a file
+    without records, whose generations say nothing.
+    """
+    is_restored = catalogue is not None and catalogue.is_restored
+    for block_id in range(blocks.num_blocks):
+        if catalogue is None or not is_restored or catalogue.key(block_id) is None:
+            blocks.generations[block_id] = max(blocks.generations[block_id], declared.highest_generation)
     for block_id, generation in generations.items():
         blocks.generations[block_id] = generation
 
