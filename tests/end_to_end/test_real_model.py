@@ -32,7 +32,15 @@ def whole_matrix() -> list[object]:
     transports: list[Transport] = ["frames", "grpc", "local"]
     return [
         pytest.param(
-            ServerSettings(transport, 42 if chunk is None else 16, chunk, None, num_blocks, 1024, depth, cache),
+            ServerSettings(
+                transport,
+                max_num_seqs=42 if chunk is None else 16,
+                max_num_batched_tokens=chunk,
+                num_blocks=num_blocks,
+                max_model_len=1024,
+                pipeline_depth=depth,
+                prefix_cache=cache,
+            ),
             marks=pytest.mark.full,
         )
         for transport, chunk, num_blocks, depth, cache in itertools.product(
