@@ -19,6 +19,9 @@ from support.reference_tokens import Reference, assert_follows
 SMALL_POOL = 76
 """Blocks of 16: the longest prompt with its output needs 50, all together 143."""
 
+MATRIX_TOKENS = 24
+"""Of each continuation's 64, in the matrix: enough to cross two borders of blocks and to preempt."""
+
 USUAL = ServerSettings("frames", max_num_seqs=42, max_num_batched_tokens=512, max_model_len=1024)
 SMALL_CHUNKS = ServerSettings(
     "grpc", max_num_seqs=16, max_num_batched_tokens=16, max_model_len=1024, prefix_cache=False
@@ -67,8 +70,11 @@ async def client(served: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
 
-async def together(client: openai.AsyncOpenAI, references: list[Reference], **options: object) -> None:
-    await asyncio.gather(*(assert_follows(reference, greedy(client, **options)) for reference in references))
+async def together(
+    client: openai.AsyncOpenAI, references: list[Reference], num_tokens: int | None = None, **options: object
+) -> None:
+    continuation = greedy(client, **options)
+    await asyncio.gather(*(assert_follows(reference, continuation, num_tokens=num_tokens) for reference in references))
 
 
 @pytest.mark.parametrize("served", [USUAL], indirect=True)
@@ -134,8 +140,8 @@ async def test_preempted_sequences_in_one_process(
 @pytest.mark.parametrize("served", whole_matrix(), indirect=True)
 async def test_every_combination(served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]) -> None:
     for reference in real_references:
-        await assert_follows(reference, greedy(client, cache_salt="alone"))
-    await together(client, real_references)
-    await together(client, real_references)
-    await together(client, real_references, n=3, cache_salt="three")
+        await assert_follows(reference, greedy(client, cache_salt="alone"), num_tokens=8)
+    await together(client, real_references, MATRIX_TOKENS)
+    await together(client, real_references, MATRIX_TOKENS)
+    await together(client, real_references, MATRIX_TOKENS, n=3, cache_salt="three")
     assert served.settings.num_blocks is None or served.metric("octavo_preemptions_total") > 0
