@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
-import prometheus_client
 import structlog
 import uvloop
 
@@ -49,9 +48,6 @@ def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[N
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, stop.request)
-        if config.metrics_listen:
-            host, _, port = config.metrics_listen.rpartition(":")
-            prometheus_client.start_http_server(int(port), addr=host or "0.0.0.0")
         await serve(stop)
 
     try:

@@ -61,8 +61,8 @@ class ServiceConfig(BaseSettings):
     log_format: LogFormat = "console"
     """`console` for people, `json` for collectors."""
 
-    metrics_listen: str | None = None
-    """HOST:PORT where /metrics is served over HTTP; unset serves none."""
+    metrics_listen: str | None = Field(default=None, pattern=r":[0-9]{1,5}$")
+    """HOST:PORT where /metrics, /health/live and /health/ready are served over HTTP; unset serves none."""
 
     drain_grace_s: float = Field(default=5.0, ge=0)
     """Seconds that running work is given after SIGTERM or SIGINT."""

@@ -7,6 +7,7 @@ import sys
 
 from octavo.common.codecs import GENERATE
 from octavo.common.links import connect
+from octavo.common.operations_http import operations_http
 from octavo.common.runtime import Stop, run
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
@@ -33,7 +34,8 @@ def main() -> None:
         )
         app = create_app(config, client, tokenizer)
         gc.freeze()  # what lives as long as the process need not be searched again and again
-        await serve_http(app, client, listen_http(config), config.drain_grace_s, stop)
+        with operations_http(config.metrics_listen, lambda: client.why_not_ready):
+            await serve_http(app, client, listen_http(config), config.drain_grace_s, stop)
 
     run("gateway", config, serve)
 

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from octavo.common.admin import AdminServicer
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.links import listen
+from octavo.common.operations_http import operations_http
 from octavo.common.runtime import Stop, run
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.config import KvManagerConfig
@@ -37,7 +38,8 @@ async def serve(config: KvManagerConfig, stop: Stop) -> None:
     # What is alive now stays for good; the collector need not walk it between two steps.
     gc.collect()
     gc.freeze()
-    await stop.wait()
+    with operations_http(config.metrics_listen, health=lambda: ""):
+        await stop.wait()
     await listener.close(config.drain_grace_s)
 
 

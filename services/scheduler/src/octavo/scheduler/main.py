@@ -8,6 +8,7 @@ from octavo.common import runtime
 from octavo.common.admin import AdminServicer
 from octavo.common.codecs import GENERATE, KV_STEPS, WORKER_STEPS
 from octavo.common.links import connect, listen
+from octavo.common.operations_http import operations_http
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.metrics import SchedulerCollector
 from octavo.scheduler.server import SchedulerServer
@@ -23,7 +24,8 @@ async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
     admin = AdminServicer(lambda: server.not_ready_reason)
     listener = await listen(config.listen, GENERATE, server.accept, [SchedulerServicer(server).add_to, admin.add_to])
-    await server.run(stop)
+    with operations_http(config.metrics_listen, lambda: server.not_ready_reason):
+        await server.run(stop)
     await listener.close(grace_s=0.5)
 
 

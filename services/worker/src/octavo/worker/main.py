@@ -22,6 +22,7 @@ from octavo.common import runtime
 from octavo.common.admin import AdminServicer
 from octavo.common.codecs.step import WORKER_STEPS
 from octavo.common.links import listen
+from octavo.common.operations_http import operations_http
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.server import WorkerServer
@@ -51,11 +52,12 @@ async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
     server.start()
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({stopped, server.loaded}, return_when=asyncio.FIRST_COMPLETED)
-        if server.loaded.done() and (error := server.loaded.exception()) is not None:
-            log.error("model not loaded", error=str(error), kind=type(error).__name__)
-            sys.exit(1)
-        await stopped
+        with operations_http(config.metrics_listen, server.health):
+            await asyncio.wait({stopped, server.loaded}, return_when=asyncio.FIRST_COMPLETED)
+            if server.loaded.done() and (error := server.loaded.exception()) is not None:
+                log.error("model not loaded", error=str(error), kind=type(error).__name__)
+                sys.exit(1)
+            await stopped
     finally:
         stopped.cancel()
         await server.close(config.drain_grace_s)
