@@ -22,6 +22,7 @@ AXES: dict[str, list[object]] = {
     "dtype": [torch.bfloat16, torch.float16],
     "window": [None, 1, 100, 1024],
     "soft_cap": [0.0, 30.0],
+    "fp8_kv": [False, True],
     "rows": ["lone", "decodes", "long", "chunks", "mixed", "many"],
 }
 ROWS: dict[str, list[tuple[int, int]]] = {
@@ -81,8 +82,9 @@ def test_a_context_of_131072_tokens() -> None:
     assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
 
 
-def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
-    shape = Shape(head_dim=128, num_kv_heads=8, group=4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("fp8_kv", [False, True])
+def test_blocks_beyond_2_to_the_31_elements_are_found(fp8_kv: bool) -> None:
+    shape = Shape(head_dim=128, num_kv_heads=8, group=4, dtype=torch.bfloat16, fp8_kv=fp8_kv)
     batch = PagedBatch(shape, [(500, 1), (40, 30)], "cuda")
     small = batch.pool
     num_blocks = 2**31 // small[0].numel() + len(small) + 1
@@ -95,7 +97,9 @@ def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
 
 @pytest.mark.parametrize(("head_dim", "group", "num_kv_heads"), [(128, 4, 8), (64, 3, 2), (80, 1, 4), (256, 8, 1)])
 def test_shared_prefixes_give_the_same(head_dim: int, group: int, num_kv_heads: int) -> None:
-    shape = Shape(head_dim=head_dim, group=group, num_kv_heads=num_kv_heads, dtype=torch.bfloat16)
+    shape = Shape(
+        head_dim=head_dim, group=group, num_kv_heads=num_kv_heads, dtype=torch.bfloat16, fp8_kv=head_dim >= 128
+    )
     batch = PagedBatch(shape, [(1700 + row, 1) for row in range(150)] + [(400, 30), (3000, 1), (2800, 1)], "cuda")
     batch.share(range(150), num_blocks=100)
     batch.share([151, 152], num_blocks=170)

@@ -81,6 +81,27 @@ def test_half_precision(device: str) -> None:
     assert batch.error(batch.attend()) < 2e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_e4m3_pool_is_read_with_the_scales_of_its_heads(dtype: torch.dtype, device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, dtype=dtype, fp8_kv=True), [(70, 1), (5, 20), (0, 1)], device)
+
+    assert batch.error(batch.attend(part_len=64)) < (2e-6 if dtype == torch.float32 else 2e-3)
+
+
+def test_an_e4m3_pool_with_shared_prefixes_and_capped_scores(device: str) -> None:
+    shape = Shape(head_dim=80, num_kv_heads=2, group=2, soft_cap=2.0, fp8_kv=True)
+    batch = PagedBatch(shape, [(100, 1), (80, 1), (3, 1)], device)
+    batch.share([0, 1], num_blocks=5)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
+def test_an_e4m3_pool_through_a_sliding_window(device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=16, group=1, window=33, fp8_kv=True), [(90, 1), (40, 30)], device)
+
+    assert batch.error(batch.attend()) < 2e-6
+
+
 def test_rows_that_share_a_prefix_read_it_once_and_go_on_with_their_own(device: str) -> None:
     batch = PagedBatch(Shape(head_dim=32, group=4), [(100, 1), (7, 1), (80, 1), (97, 1), (5, 9)], device)
     batch.share([0, 2, 3], num_blocks=5)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items
+from octavo.worker.attention_torch import to_e4m3
 from octavo.worker.kernels.paged_decode import (
     ITEM,
     MAX_PREFIX_PARTS,
@@ -37,6 +38,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     soft_cap: float = 0.0
+    fp8_kv: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -57,15 +59,21 @@ class PagedBatch:
         random.Random(seed).shuffle(free)
         self.tables = torch.full((len(rows), max(num_blocks) + 1), 2**30, dtype=torch.int32)
         pool_shape = (len(free), NUM_LAYERS, 2, shape.num_kv_heads, size, shape.head_dim)
-        self.pool = torch.full(pool_shape, torch.nan, dtype=shape.dtype, device=device)
+        self.scales = 2.0 ** torch.randint(-6, 3, (2, shape.num_kv_heads), device=device) if shape.fp8_kv else None
+        pool_dtype = shape.dtype if self.scales is None else torch.float8_e4m3fn
+        self.pool = torch.empty(pool_shape, dtype=pool_dtype, device=device).fill_(torch.nan)
         self.key_values: list[Tensor] = []  # for each row [2, num_kv_heads, seq_len, head_dim]
         for row, length in enumerate(self.seq_lens.tolist()):
             ids = [free.pop() for _ in range(num_blocks[row])]
             self.tables[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
             key_value = torch.randn((2, shape.num_kv_heads, length, shape.head_dim), device=device).to(shape.dtype)
+            stored = key_value
+            if self.scales is not None:
+                stored = to_e4m3(key_value, self.scales[:, :, None, None])
+                key_value = stored.float() * self.scales[:, :, None, None]
             self.key_values.append(key_value)
             for index, block_id in enumerate(ids):
-                part = key_value[:, :, index * size : (index + 1) * size]
+                part = stored[:, :, index * size : (index + 1) * size]
                 self.pool[block_id, LAYER, :, :, : part.shape[2]] = part
         self.tables = self.tables.to(device)
         num_tokens = int(self.query_lens.sum())
@@ -80,7 +88,7 @@ class PagedBatch:
         shape, device = self.shape, self.device
         out = torch.full_like(self.query, torch.nan)
         cache = self.pool[:, LAYER]
-        options = {"scale": shape.head_dim**-0.5, "window": shape.window, "soft_cap": shape.soft_cap}
+        options = {"scale": shape.head_dim**-0.5, "soft_cap": shape.soft_cap, "scales": self.scales}
         decodes = np.flatnonzero(self.query_lens == 1)
         if len(decodes):
             prefixes = self._plan_prefixes(decodes)
@@ -113,11 +121,12 @@ class PagedBatch:
                         _int32(np.concatenate((tiles, np.zeros((2, TILE)))), device),
                     ),
                     scratch.prefix,
-                    scale=shape.head_dim**-0.5,
-                    soft_cap=shape.soft_cap,
+                    **options,  # type: ignore[arg-type]
                 )
             for _ in range(2):  # the second launch finds what the first left in the scratch
-                paged_decode(self.query, cache, self.tables, rows, scratch, out, **options, tiling=tiling)  # type: ignore[arg-type]
+                paged_decode(
+                    self.query, cache, self.tables, rows, scratch, out, window=shape.window, tiling=tiling, **options
+                )  # type: ignore[arg-type]
         prefills = np.flatnonzero(self.query_lens > 1)
         if len(prefills):
             tile_rows, tile_parts = cut_queries(
@@ -131,7 +140,7 @@ class PagedBatch:
                 tile_rows=_int32(tile_rows, device),
                 tile_parts=_int32(tile_parts, device),
             )
-            paged_prefill(self.query, cache, self.tables, chunks, out, **options)  # type: ignore[arg-type]
+            paged_prefill(self.query, cache, self.tables, chunks, out, window=shape.window, **options)  # type: ignore[arg-type]
         return out
 
     def share(self, rows: Sequence[int], num_blocks: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.kv_cache import KvCache
+from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import ModelRunner, StepSamples
 from octavo.worker.models.weights import load_decoder
 
@@ -39,12 +40,16 @@ class RecordingModel:
         return self.last_logits
 
 
-def make_runner(folder: Path, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, **limits: int) -> ModelRunner:
+def make_runner(
+    folder: Path, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, fp8_kv: bool = False, **limits: int
+) -> ModelRunner:
     """A runner over a pool that is filled with NaN, as unused memory may be."""
     model = load_decoder(folder, torch.float32, CPU)
-    kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, torch.float32, CPU, num_host_blocks)
+    kv_dtype = torch.float8_e4m3fn if fp8_kv else torch.float32
+    scales = calibrate(model) if fp8_kv else None
+    kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, kv_dtype, CPU, num_host_blocks, scales)
     kv_cache.pool.fill_(torch.nan)
-    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows)
+    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows, scales)
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
     return ModelRunner(RecordingModel(model), kv_cache, attention, **sizes)  # type: ignore[arg-type]
 

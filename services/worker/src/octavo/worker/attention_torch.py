@@ -20,14 +20,22 @@ class TorchAttention(AttentionBackend):
     padded to another's length. Each prefill chunk gathers its own sequence's blocks and attends alone.
     """
 
-    def __init__(self, pool: Tensor, num_heads: int, sliding_windows: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        num_heads: int,
+        sliding_windows: Sequence[int | None],
+        scales: Tensor | None = None,
+    ) -> None:
         """`pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
 
-        `sliding_windows` has one entry per layer.
+        `sliding_windows` has one entry per layer. `scales`, float32 [num_layers, 2, num_kv_heads], belong to an e4m3
+        pool: what stored K and V are to be multiplied by.
         """
         self.pool = pool
         self.num_heads = num_heads
         self.sliding_windows = tuple(sliding_windows)
+        self.scales = scales
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         """See AttentionBackend."""
@@ -40,6 +48,7 @@ class _TorchStep(StepAttention):
         block_size = pool.shape[4]
         self._pool = pool
         self._windows = backend.sliding_windows
+        self._scales = backend.scales
         self._block_ids = metadata.slot_mapping // block_size
         self._offsets = metadata.slot_mapping % block_size
 
@@ -61,17 +70,34 @@ class _TorchStep(StepAttention):
     def forward(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """See StepAttention."""
         slots = self._pool[:, layer].permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
-        slots[self._block_ids, self._offsets] = key_value
+        if self._scales is None:
+            slots[self._block_ids, self._offsets] = key_value
+            return self._attend(layer, query).flatten(1)
+        scales = self._scales[layer]
+        slots[self._block_ids, self._offsets] = to_e4m3(key_value, scales[:, :, None])
+        # A dot product of queries and keys, and a weighted sum of values, may be scaled as well before or after.
+        by_head = scales.repeat_interleave(self._num_heads // scales.shape[1], 1)[:, :, None]
+        attended = self._attend(layer, (query * by_head[0]).to(query.dtype))
+        return (attended * by_head[1]).flatten(1).to(query.dtype)
+
+    def _attend(self, layer: int, query: Tensor) -> Tensor:
+        """Both are [num_tokens, num_heads, head_dim]."""
         window = self._windows[layer]
         if self._all_decode:
-            return self._decodes[window].attend(self._pool, layer, query).flatten(1)
+            return self._decodes[window].attend(self._pool, layer, query)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if window in self._decodes:
             decoded = self._decodes[window].attend(self._pool, layer, query[self._decode_tokens])
             out.index_copy_(0, self._decode_tokens, decoded)
         for chunk in self._chunks[window]:
             chunk.attend(self._pool, layer, query, out)
-        return out.flatten(1)
+        return out
+
+
+def to_e4m3(values: Tensor, scales: Tensor) -> Tensor:
+    """The values divided by their scales; what does not fit then becomes the type's largest value."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    return (values / scales).clamp_(-largest, largest).to(torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +110,15 @@ class _Decodes:
         Tensor  # int64 [num_layers, 2 * num_places] |-> row of the pool seen as [-1, heads * block * dim]; K, then V
     )
     hidden_slots: Tensor  # int64 |-> gathered slots, seen as [-1, head_dim], that no query may see
-    mask: Tensor  # [num_places * num_kv_heads, 1, block_size], 0 or -inf
+    mask: Tensor  # float32 [num_places * num_kv_heads, 1, block_size], 0 or -inf
 
     def attend(self, pool: Tensor, layer: int, query: Tensor) -> Tensor:
         """`query` is [num_rows, num_heads, head_dim]; so is the result."""
         num_kv_heads, block_size, head_dim = pool.shape[3:]
         num_places = len(self.row_of_place)
-        gathered = pool.view(-1, num_kv_heads * block_size * head_dim).index_select(0, self.pool_rows[layer])
+        gathered = (
+            pool.view(-1, num_kv_heads * block_size * head_dim).index_select(0, self.pool_rows[layer]).to(query.dtype)
+        )
         # Slots that were never written may hold NaN, which no mask undoes.
         gathered.view(-1, head_dim).index_fill_(0, self.hidden_slots, 0.0)
         keys, values = gathered.view(2, num_places * num_kv_heads, block_size, head_dim)
@@ -98,7 +126,7 @@ class _Decodes:
         num_heads = query.shape[1]
         queries = query.index_select(0, self.row_of_place)
         queries = queries.view(num_places * num_kv_heads, num_heads // num_kv_heads, head_dim)
-        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
+        scores = torch.baddbmm(self.mask.to(query.dtype), queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
         scores = scores.view(num_places, num_heads, block_size)
 
         largest = scores.new_full((self.num_rows, num_heads), -torch.inf)
@@ -139,7 +167,7 @@ def _list_decodes(
         row_of_place=torch.from_numpy(row_of_place).to(device),
         pool_rows=torch.cat((keys, keys + 1)) + 2 * layers,
         hidden_slots=torch.from_numpy(np.flatnonzero(hidden)).to(device),
-        mask=torch.from_numpy(mask).to(device, pool.dtype),
+        mask=torch.from_numpy(mask).to(device),
     )
 
 
@@ -158,7 +186,7 @@ class _Chunk:
         """Fill the chunk's rows of `out`; both are [num_tokens, num_heads, head_dim]."""
         num_kv_heads, block_size, head_dim = pool.shape[3:]
         rows = self.pool_rows + 2 * num_kv_heads * layer
-        gathered = pool.view(-1, block_size * head_dim).index_select(0, rows)
+        gathered = pool.view(-1, block_size * head_dim).index_select(0, rows).to(query.dtype)
         seen = slice(self.num_skipped, self.num_skipped + self.num_seen)
         keys, values = gathered.view(2, 1, num_kv_heads, -1, head_dim)[:, :, :, seen]
         queries = query[self.first_token : self.end_token].transpose(0, 1).unsqueeze(0)

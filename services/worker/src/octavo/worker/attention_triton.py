@@ -27,6 +27,7 @@ class TritonAttention:
         num_heads: int,
         sliding_windows: Sequence[int | None],
         norm_eps: float,
+        scales: Tensor | None = None,  # float32 [num_layers, 2, num_kv_heads], of an e4m3 pool
     ) -> None:
         self.caches = [pool[:, layer] for layer in range(pool.shape[1])]
         self.tables = tables
@@ -35,6 +36,7 @@ class TritonAttention:
         self.num_heads = num_heads
         self.sliding_windows = tuple(sliding_windows)
         self.norm_eps = norm_eps
+        self.kv_scales = [None] * pool.shape[1] if scales is None else list(scales.contiguous())
         self.scale = pool.shape[-1] ** -0.5
 
 
@@ -52,18 +54,28 @@ class TritonStep(FusedAttention):
     def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
         """See FusedAttention. Padding tokens get undefined values."""
         shared = self.shared
-        cache = shared.caches[layer]
-        store_kv(heads, shared.cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps)
+        cache, scales = shared.caches[layer], shared.kv_scales[layer]
+        store_kv(heads, shared.cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales)
         query = heads[:, : shared.num_heads]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         window = shared.sliding_windows[layer]
         if self.prefills is not None:
-            paged_prefill(query, cache, shared.tables, self.prefills, out, scale=shared.scale, window=window)
+            paged_prefill(
+                query, cache, shared.tables, self.prefills, out, scale=shared.scale, window=window, scales=scales
+            )
         if self.prefixes is not None:
             prefix_scratch = shared.scratch.prefix
-            paged_prefix(query, cache, shared.tables, self.prefixes, prefix_scratch, scale=shared.scale)
+            paged_prefix(query, cache, shared.tables, self.prefixes, prefix_scratch, scale=shared.scale, scales=scales)
         if self.decodes is not None:
             paged_decode(
-                query, cache, shared.tables, self.decodes, shared.scratch, out, scale=shared.scale, window=window
+                query,
+                cache,
+                shared.tables,
+                self.decodes,
+                shared.scratch,
+                out,
+                scale=shared.scale,
+                window=window,
+                scales=scales,
             )
         return out.view(len(heads), -1)

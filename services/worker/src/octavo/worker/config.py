@@ -26,7 +26,11 @@ class WorkerConfig(ServiceConfig):
     """The name that requests ask for. Empty: the folder's name."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights, K and V. `auto`: float32 on a CPU, the checkpoint's type elsewhere."""
+    """Type of weights and activations. `auto`: float32 on a CPU, the checkpoint's type elsewhere."""
+
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
+    """Type of K and V in the pool. `auto`: that of `dtype`. `fp8`, the same as `fp8_e4m3`: half the memory of bfloat16,
+    with scales from the checkpoint, else from a calibration pass at start."""
 
     device: str = "auto"
     """A torch device. `auto`: a GPU if there is one, else the CPU."""

@@ -7,11 +7,12 @@ import time
 
 import structlog
 import torch
+from torch import Tensor
 
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.gpu_runner import GpuRunner
-from octavo.worker.kv_cache import KvCache, block_bytes
+from octavo.worker.kv_cache import KvCache, block_bytes, kv_dtype
 from octavo.worker.memory_plan import GIB, MemoryPlan
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError
@@ -24,15 +25,17 @@ GRAPH_MARGIN_BYTES = 256 * 2**20
 """Graphs of different sizes share memory less than perfectly."""
 
 
-def load_gpu_runner(config: WorkerConfig, decoder: Decoder, max_model_len: int, progress: SetProgress) -> GpuRunner:
+def load_gpu_runner(
+    config: WorkerConfig, decoder: Decoder, max_model_len: int, kv_scales: Tensor | None, progress: SetProgress
+) -> GpuRunner:
     """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
     model = GpuDecoder(decoder)
     progress("measuring the memory of the largest step")
-    plan = _measure(config, model, max_model_len)
+    plan = _measure(config, model, max_model_len, kv_scales)
     num_blocks = _num_blocks(config, model, max_model_len, plan)
-    pool_bytes = num_blocks * block_bytes(model.config, config.block_size, model.dtype)
+    pool_bytes = num_blocks * block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     log.info("GPU memory planned", plan=plan.describe(), num_blocks=num_blocks, kv_pool_gib=round(pool_bytes / GIB, 1))
-    runner = _runner(config, model, max_model_len, num_blocks)
+    runner = _runner(config, model, max_model_len, num_blocks, kv_scales)
     started = time.perf_counter()
     runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
     torch.cuda.empty_cache()
@@ -40,22 +43,31 @@ def load_gpu_runner(config: WorkerConfig, decoder: Decoder, max_model_len: int, 
     return runner
 
 
-def _runner(config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int) -> GpuRunner:
+def _runner(
+    config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int, kv_scales: Tensor | None
+) -> GpuRunner:
     return GpuRunner(
         model,
-        KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device),
+        KvCache(
+            model.config,
+            num_blocks,
+            config.block_size,
+            kv_dtype(config, model.dtype),
+            model.device,
+            scales=kv_scales,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
 
 
-def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int) -> MemoryPlan:
+def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int, kv_scales: Tensor | None) -> MemoryPlan:
     """Run the largest step and capture two graphs over a pool of a few blocks, then forget them."""
     weights = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    trial = _runner(config, model, max_model_len, NUM_TRIAL_BLOCKS)
-    trial_pool = NUM_TRIAL_BLOCKS * block_bytes(model.config, config.block_size, model.dtype)
+    trial = _runner(config, model, max_model_len, NUM_TRIAL_BLOCKS, kv_scales)
+    trial_pool = NUM_TRIAL_BLOCKS * block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     trial.run_largest()
     activations = torch.cuda.max_memory_allocated(model.device) - weights - trial_pool
     torch.cuda.empty_cache()
@@ -83,7 +95,7 @@ def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int) -> Mem
 def _num_blocks(config: WorkerConfig, model: GpuDecoder, max_model_len: int, plan: MemoryPlan) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
-    bytes_each = block_bytes(model.config, config.block_size, model.dtype)
+    bytes_each = block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     if config.kv_cache_bytes is not None:
         if config.kv_cache_bytes < bytes_each:
             raise ModelLoadError(f"a KV pool of {config.kv_cache_bytes} bytes does not hold one block of {bytes_each}")

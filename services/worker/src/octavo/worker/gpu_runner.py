@@ -97,6 +97,7 @@ class GpuRunner(Runner):
             config.num_heads,
             config.sliding_windows,
             config.rms_norm_eps,
+            kv_cache.scales,
         )
         self._max_draws = MAX_DRAWS_PER_SLOT * max_num_seqs + 1024
         self._buffer = StepBuffer(self._capacity(), NUM_PINNED, device)

@@ -1,10 +1,11 @@
-"""The KV pool: one tensor, block-major, and how large it may be."""
+"""The KV pool: one tensor, block-major, its type, and how large it may be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from octavo.common.messages.kv import BlockCopy
 from octavo.worker.block_transfers import new_transfers
@@ -20,7 +21,7 @@ DEFAULT_MAX_HOST_BYTES = 2 * 2**30
 class KvCache:
     """Owns the pool. All layers of a block are one contiguous piece, so that a copy moves it whole.
 
-    The memory starts undefined: whoever reads it must know which slots were written.
+    The memory starts undefined: whoever reads it must know which slots were written. A pool of e4m3 has scales.
     """
 
     def __init__(
@@ -31,17 +32,25 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        scales: Tensor | None = None,
     ) -> None:
+        """`scales`, float32 [num_layers, 2, num_kv_heads], are what stored K and V are to be multiplied by."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
         self.pool = torch.empty(shape, dtype=dtype, device=device)
+        self.scales = scales
         self.transfers = new_transfers(self.pool, num_host_blocks)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, in order: a later copy sees what an earlier one wrote."""
         for copy in copies:
             self.pool[copy.target_id].copy_(self.pool[copy.source_id])
+
+
+def kv_dtype(config: WorkerConfig, model_dtype: torch.dtype) -> torch.dtype:
+    """What the pool stores."""
+    return model_dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -10,7 +10,8 @@ import torch
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
-from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, num_host_blocks_of
+from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
+from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import ModelRunner, Runner
 from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.decoder import Decoder
@@ -52,7 +53,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, dtype),
+        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, kv_dtype(config, dtype)),
         num_host_blocks=runner.num_host_blocks,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
@@ -62,17 +63,22 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
 
 def _new_runner(config: WorkerConfig, model: Decoder, max_model_len: int, progress: SetProgress) -> Runner:
     """Triton kernels and graphs on a GPU, torch elsewhere."""
+    stored = kv_dtype(config, model.dtype)
+    kv_scales = None
+    if stored == torch.float8_e4m3fn:
+        progress("calibrating the scales of K and V")
+        kv_scales = calibrate(model)
     if model.device.type == "cuda":
         from octavo.worker.gpu_loading import load_gpu_runner  # imports Triton, which CPUs do without
 
-        return load_gpu_runner(config, model, max_model_len, progress)
-    num_blocks = _num_blocks(config, model.config, max_model_len, model.dtype)
-    num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, model.dtype))
-    kv_cache = KvCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_host_blocks)
+        return load_gpu_runner(config, model, max_model_len, kv_scales, progress)
+    num_blocks = _num_blocks(config, model.config, max_model_len, stored)
+    num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, stored))
+    kv_cache = KvCache(model.config, num_blocks, config.block_size, stored, model.device, num_host_blocks, kv_scales)
     return ModelRunner(
         model,
         kv_cache,
-        TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows),
+        TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows, kv_cache.scales),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,

@@ -9,15 +9,20 @@ TILES_BYTES = 160 * 2**10
 """Shared memory for tiles of keys and values on their way: what a Hopper program has (227 KiB) less its other needs."""
 
 
-def stages_that_fit(padded_dim: int, keys_per_tile: int, element_bytes: int) -> int:
-    """How many tiles of keys and values may be on their way at once."""
-    return max(1, TILES_BYTES // (2 * keys_per_tile * padded_dim * element_bytes))
+def stages_that_fit(padded_dim: int, keys_per_tile: int, stored_bytes: int, query_bytes: int) -> int:
+    """How many tiles of keys and values may be on their way at once.
+
+    The tile in use is converted, and so there twice, if elements of the pool are smaller than those of queries.
+    """
+    elements = 2 * keys_per_tile * padded_dim
+    converted = elements * query_bytes if stored_bytes < query_bytes else 0
+    return max(1, (TILES_BYTES - converted) // (elements * stored_bytes))
 
 
 @triton.jit
 def attend_tile(
     query,  # [rows, head_dim]
-    cache_ptr,  # one layer and KV head of the pool
+    cache_ptr,  # one layer and KV head of the pool; e4m3 is converted to the type of queries, which is exact
     block_ids,  # int32 [keys]: of the tile's positions
     keys_at,  # [keys]: positions of the tile
     last_seen,  # [rows, 1]: last position that a row sees
@@ -59,6 +64,7 @@ def attend_tile(
         keys = tl.load(cache_ptr + places)
         values = tl.load(cache_ptr + kv_stride + places)
 
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
     factor = scale
     if SOFT_CAP > 0.0:

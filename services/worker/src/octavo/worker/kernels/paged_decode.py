@@ -46,6 +46,7 @@ def _paged_decode_kernel(
     prefix_largest_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
     prefix_total_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
     max_members,
+    scales_ptr,  # float32 [2, num_kv_heads]: what K and V are to be multiplied by, read if HAS_SCALES
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     query_stride,  # elements between tokens of query
     table_stride,
@@ -66,6 +67,7 @@ def _paged_decode_kernel(
     PREFIX_SHIFT: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -116,6 +118,10 @@ def _paged_decode_kernel(
                     total = total * carried + state_total * weight
                     mixed = mixed * carried[:, None] + state_mixed * weight[:, None]
                     largest = largest_now
+        value_scale = 1.0
+        if HAS_SCALES:
+            scale *= tl.load(scales_ptr + kv_head)
+            value_scale = tl.load(scales_ptr + NUM_KV_HEADS + kv_head)
         heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
         last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + seq_len - 1
         keys_at = begin + tl.arange(0, KEYS)
@@ -151,7 +157,7 @@ def _paged_decode_kernel(
 
         out_at = (token * NUM_HEADS + head[:, None]) * HEAD_DIM + column[None, :]
         if num_parts == 1:
-            result = mixed / total[:, None]
+            result = mixed * (value_scale / total)[:, None]
             tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=is_real)
         else:
             at = item * NUM_HEADS + head
@@ -189,7 +195,7 @@ def _paged_decode_kernel(
                         all_total = all_total * carried + tl.sum(other_total * weights, 0)
                         all_mixed = all_mixed * carried + tl.sum(other_mixed * weights[:, None], 0)
                         all_largest = largest_now
-                    merged = (all_mixed / all_total).to(out_ptr.dtype.element_ty)
+                    merged = (all_mixed * (value_scale / all_total)).to(out_ptr.dtype.element_ty)
                     merged_at = (token * NUM_HEADS + merged_head) * HEAD_DIM
                     tl.store(out_ptr + merged_at + column, merged, mask=column < HEAD_DIM)
 
@@ -267,13 +273,15 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     soft_cap: float = 0.0,
+    scales: Tensor | None = None,
     tiling: tuple[int, int, int] | None = None,
 ) -> None:
     """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
 
     `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
     [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
-    by tanh unless that is 0. `tiling` is (keys of a turn, warps, stages of the pipeline).
+    by tanh unless that is 0. `scales`, float32 [2, num_kv_heads], belong to an e4m3 pool. `tiling` is
+    (keys of a turn, warps, stages of the pipeline).
     """
     _, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -294,6 +302,7 @@ def paged_decode(
         scratch.prefix.largest,
         scratch.prefix.total,
         scratch.prefix.largest.shape[1],
+        query if scales is None else scales,
         scores_scale * LOG2_E,
         query.stride(0),
         tables.stride(0),
@@ -314,6 +323,7 @@ def paged_decode(
         PREFIX_SHIFT=PREFIX_SHIFT,
         HAS_PREFIX=rows.has_prefix,
         HAS_WINDOW=window is not None,
+        HAS_SCALES=scales is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,

@@ -25,6 +25,7 @@ def _paged_prefill_kernel(
     row_lens_ptr,  # int32 [num_rows], this step's tokens included
     tile_rows_ptr,  # int32 [num_tiles] |-> row
     tile_parts_ptr,  # int32 [num_tiles] |-> part of the row's queries
+    scales_ptr,  # float32 [2, num_kv_heads]: what K and V are to be multiplied by, read if HAS_SCALES
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     query_stride,
     table_stride,
@@ -40,6 +41,7 @@ def _paged_prefill_kernel(
     ROWS: tl.constexpr,  # of the matrix product: queries of a tile, each with all heads of its group
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -79,6 +81,10 @@ def _paged_prefill_kernel(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    value_scale = 1.0
+    if HAS_SCALES:
+        scale *= tl.load(scales_ptr + kv_head)
+        value_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
     heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
     # Tiles before `masked_from` are seen whole by every query.
     masked_from = begin
@@ -143,7 +149,7 @@ def _paged_prefill_kernel(
             SOFT_CAP,
             PRECISION,
         )
-    result = (mixed / total[:, None]).to(out_ptr.dtype.element_ty)
+    result = (mixed * (value_scale / total)[:, None]).to(out_ptr.dtype.element_ty)
     out_at = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, result, mask=is_real)
 
@@ -180,6 +186,7 @@ def paged_prefill(
     scale: float,
     window: int | None = None,
     soft_cap: float = 0.0,
+    scales: Tensor | None = None,
     keys_per_tile: int = 64,
     num_warps: int = 8,
     num_stages: int = 4,
@@ -201,6 +208,7 @@ def paged_prefill(
         rows.seq_lens,
         rows.tile_rows,
         rows.tile_parts,
+        query if scales is None else scales,
         scores_scale * LOG2_E,
         query.stride(0),
         tables.stride(0),
@@ -216,8 +224,11 @@ def paged_prefill(
         ROWS=rows_per_tile(group, head_dim),
         KEYS=keys_per_tile,
         HAS_WINDOW=window is not None,
+        HAS_SCALES=scales is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
-        num_stages=min(num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size())),
+        num_stages=min(
+            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
+        ),
     )

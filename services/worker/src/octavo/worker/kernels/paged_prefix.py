@@ -27,6 +27,7 @@ def _paged_prefix_kernel(
     largest_ptr,  # out: float32 [MAX_PREFIX_PARTS, max_members, num_heads]
     total_ptr,  # out: float32 [MAX_PREFIX_PARTS, max_members, num_heads]
     max_members,
+    scales_ptr,  # float32 [2, num_kv_heads]: what K and V are to be multiplied by; that of K is read if HAS_SCALES
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     query_stride,
     table_stride,
@@ -41,6 +42,7 @@ def _paged_prefix_kernel(
     ROWS: tl.constexpr,  # of the matrix product: members of a tile, each with all heads of its group
     KEYS: tl.constexpr,
     TILE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -68,6 +70,8 @@ def _paged_prefix_kernel(
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+        if HAS_SCALES:
+            scale *= tl.load(scales_ptr + kv_head)
         heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
         last_seen = tl.full([ROWS, 1], 0, tl.int32) + end - 1
         whole_until = begin + (end - begin) // KEYS * KEYS
@@ -163,6 +167,7 @@ def paged_prefix(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    scales: Tensor | None = None,
     keys_per_tile: int = 64,
     num_warps: int = 8,
     num_stages: int = 4,
@@ -186,6 +191,7 @@ def paged_prefix(
         scratch.largest,
         scratch.total,
         scratch.largest.shape[1],
+        query if scales is None else scales,
         scores_scale * LOG2_E,
         query.stride(0),
         tables.stride(0),
@@ -200,8 +206,11 @@ def paged_prefix(
         ROWS=_rows(group, head_dim),
         KEYS=keys_per_tile,
         TILE=TILE,
+        HAS_SCALES=scales is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
-        num_stages=min(num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size())),
+        num_stages=min(
+            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
+        ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +19,7 @@ def _store_kv_kernel(
     cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
     query_norm_ptr,  # [head_dim], read if HAS_NORM
     key_norm_ptr,  # [head_dim], read if HAS_NORM
+    scales_ptr,  # float32 [2, num_kv_heads]: K, V; read if HAS_SCALES
     eps,
     block_stride,  # elements between blocks of the layer
     kv_stride,  # elements between K and V of a block
@@ -29,6 +31,8 @@ def _store_kv_kernel(
     HALF: tl.constexpr,  # half of head_dim, rounded up to a power of two
     HEADS: tl.constexpr,  # heads of one program
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,  # the pool is e4m3
+    LARGEST: tl.constexpr,  # value of the pool's type
 ):
     """Queries are turned in place. Grid: (num_tokens, blocks of heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -68,8 +72,16 @@ def _store_kv_kernel(
         kv_head = tl.where(is_value, head - NUM_HEADS - NUM_KV_HEADS, head - NUM_HEADS)
         line = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM  # int64: passes 2**31 in large pools
         places = line + kv_head[:, None] * head_stride + tl.where(is_value, kv_stride, 0)[:, None] + pair[None, :]
-        tl.store(cache_ptr + places, turned_first, mask=to_cache)
-        tl.store(cache_ptr + places + HEAD_DIM // 2, turned_second, mask=to_cache)
+        if HAS_SCALES:
+            scale_at = tl.where(is_value, NUM_KV_HEADS, 0) + kv_head
+            scale = tl.load(scales_ptr + scale_at, mask=(kv_head >= 0) & (kv_head < NUM_KV_HEADS), other=1.0)[:, None]
+            first_stored = tl.clamp(turned_first.to(tl.float32) / scale, -LARGEST, LARGEST)
+            second_stored = tl.clamp(turned_second.to(tl.float32) / scale, -LARGEST, LARGEST)
+            tl.store(cache_ptr + places, first_stored.to(cache_ptr.dtype.element_ty), mask=to_cache)
+            tl.store(cache_ptr + places + HEAD_DIM // 2, second_stored.to(cache_ptr.dtype.element_ty), mask=to_cache)
+        else:
+            tl.store(cache_ptr + places, turned_first, mask=to_cache)
+            tl.store(cache_ptr + places + HEAD_DIM // 2, turned_second, mask=to_cache)
 
 
 def store_kv(
@@ -80,12 +92,14 @@ def store_kv(
     cache: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    scales: Tensor | None = None,
 ) -> None:
     """Rotate the query heads in `heads` in place; write rotated keys, and values, to the slots of `cache`.
 
     `heads` is [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense. `cache` is one layer of the pool:
     [num_blocks, 2, num_kv_heads, block_size, head_dim]. `norms` are the weights by which query and key heads are
-    normalised before. Tokens of slot -1 are left as they are.
+    normalised before. `scales`, float32 [2, num_kv_heads], are what K and V of an e4m3 pool are divided by; what does
+    not fit then is stored as the type's largest value. Tokens of slot -1 are left as they are.
     """
     num_tokens, num_all_heads, head_dim = heads.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -99,6 +113,7 @@ def store_kv(
         cache,
         query_norm,
         key_norm,
+        cos_sin if scales is None else scales,
         eps,
         cache.stride(0),
         cache.stride(1),
@@ -110,5 +125,7 @@ def store_kv(
         HALF=triton.next_power_of_2(head_dim // 2),
         HEADS=HEADS_PER_PROGRAM,
         HAS_NORM=norms is not None,
+        HAS_SCALES=scales is not None,
+        LARGEST=torch.finfo(cache.dtype).max,
         num_warps=2,
     )
