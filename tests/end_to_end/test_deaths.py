@@ -72,6 +72,8 @@ async def test_streams_end_in_one_error_after_the_death_of_the_scheduler(
     cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
 ) -> None:
     assert isinstance(cluster, ProcessCluster)
+    worker, num_loads = cluster.pids()["worker"], cluster.log().count("model loaded")
+    assert num_loads > 0
     streams = [Stream() for _ in range(3)]
     running = [stream.start(client, [5, 6, 7], NUM_TOKENS) for stream in streams]
     await asyncio.gather(*(stream.has_tokens(20) for stream in streams))
@@ -82,6 +84,8 @@ async def test_streams_end_in_one_error_after_the_death_of_the_scheduler(
         assert (stream.finish_reasons, stream.error.code) == ([], "service_unavailable")
     cluster.wait_until_ready()
     await assert_follows(long_references[1], greedy(client), num_tokens=40)
+    assert cluster.pids()["worker"] == worker
+    assert cluster.log().count("model loaded") == num_loads, "the worker loads its model again for a new scheduler"
 
 
 async def test_death_of_the_gateway_ends_its_requests(

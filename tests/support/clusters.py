@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from typing import ClassVar, Literal
 
 import grpc
 import httpx
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.cli.local_cluster import LocalCluster
@@ -234,6 +236,8 @@ class InProcessCluster(Cluster):
     """The local transport in a thread of this process."""
 
     def start(self) -> None:
+        self._log = io.StringIO()
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(self._log), cache_logger_on_first_use=False)
         self._error: BaseException | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="local cluster")
@@ -246,11 +250,12 @@ class InProcessCluster(Cluster):
         self._loop.call_soon_threadsafe(self._stop.request)
         self._thread.join(STOPPED_WITHIN_S)
         Cluster.running.remove(self)
+        structlog.reset_defaults()
         assert not self._thread.is_alive()
-        assert self._error is None
+        assert self._error is None, self.log()
 
     def log(self) -> str:
-        return "(the local transport writes to the output of the tests)"
+        return self._log.getvalue()
 
     def pool(self) -> PoolState:
         async def look() -> PoolState:

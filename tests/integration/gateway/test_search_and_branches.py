@@ -110,14 +110,15 @@ async def test_a_branch_goes_on_from_a_kept_response() -> None:
         kept = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], keep=5)
         response_id = kept.json()["id"]
         answer = await gateway.complete(branch={"id": response_id, "choice": 2, "num_tokens": 9}, prompt=" jumps")
-        await gateway.complete(branch={"id": response_id})
-    chat, branch, bare = gateway.scheduler.submits
+        for nothing in ({}, {"prompt": ""}, {"prompt": []}):
+            await gateway.complete(branch={"id": response_id}, **nothing)
+    chat, branch, *bares = gateway.scheduler.submits
     assert (chat.keep_s, chat.branch) == (5.0, None)
     assert response_id == f"chatcmpl-{chat.request_id}"
     assert branch.branch == BranchPoint(chat.request_id, 2, 9)
     assert list(branch.prompt_token_ids) == ids_of(" jumps")  # and no start token in the middle
-    assert bare.prompt_token_ids == ()
-    assert bare.branch == BranchPoint(chat.request_id, 0, None)
+    assert [bare.prompt_token_ids for bare in bares] == [()] * 3
+    assert {bare.branch for bare in bares} == {BranchPoint(chat.request_id, 0, None)}
     assert answer["usage"]["prompt_tokens"] == 9 + len(ids_of(" jumps"))
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
 

@@ -146,10 +146,6 @@ class FaultyCluster(StepCluster):
         assert found is not None
         return found
 
-    @pool.setter
-    def pool(self, pool: Pool) -> None:
-        raise NotImplementedError
-
     # Faults.
 
     def cut_worker_link(self, absence: int = 0, *, can_resume: bool = True) -> None:

@@ -12,7 +12,6 @@ from octavo.common.messages.generation import (
     ChoiceFinished,
     FinishReason,
     Forget,
-    GatewayMessage,
     SamplingParams,
     SchedulerMessage,
     Submit,
@@ -63,7 +62,7 @@ class ScriptedGateway:
     def __init__(self, gateway_id: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.gateway_id = gateway_id
         self.requests: dict[int, ClientRequest] = {}
-        self.to_scheduler: deque[GatewayMessage] = deque()
+        self.to_scheduler: deque[Submit | Abort | Forget] = deque()
         self.from_scheduler: deque[SchedulerMessage] = deque()
         self.allowed_failures: set[tuple[int, str]] = set()
         """(request, reason) of refusals that are right."""

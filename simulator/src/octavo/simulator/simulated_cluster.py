@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
-from octavo.common.messages.generation import Abort, Explain, Forget, Submit, TokenBatch
+from octavo.common.messages.generation import Abort, Forget, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened
 from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
 from octavo.kvmanager.host_tier import HostTierSettings
@@ -237,8 +237,6 @@ class SimulatedCluster(FaultyCluster):
                     self.core.on_abort(gateway.gateway_id, message)
                 case Forget():
                     self.core.on_forget(message)
-                case Explain():
-                    raise NotImplementedError
             self._advance()
 
         return deliver

@@ -79,13 +79,18 @@ class StepCluster:
         opening = OpenPool(
             "pool", 1, self._incarnation, self._num_blocks, model.block_size, num_host_blocks=self._num_host_blocks
         )
-        self.pool = Pool(opening, self._pool_settings, self.stats)
+        self._pool = Pool(opening, self._pool_settings, self.stats)
         self._plans: deque[Any] = deque()
         self._results: deque[Any] = deque()
         self._requests: deque[Any] = deque()
         self._replies: deque[Any] = deque()
         self.core.start(model, self._num_blocks, 2048)
         self._advance()
+
+    @property
+    def pool(self) -> Pool:
+        """The present one."""
+        return self._pool
 
     def crash(self) -> None:
         """Worker and KV manager lose everything; what was on its way is gone."""

@@ -146,7 +146,7 @@ async def _encode(
     default = body.branch is None
     adds_special_tokens = default if body.add_special_tokens is None else body.add_special_tokens
     encoded = iter(await tokenizer.encode(texts, adds_special_tokens))
-    is_list = isinstance(body.prompt, list) and isinstance(body.prompt[0], str | list)
+    is_list = isinstance(body.prompt, list) and bool(body.prompt) and isinstance(body.prompt[0], str | list)
     return [
         complete_prompt(
             next(encoded) if isinstance(prompt, str) else prompt,

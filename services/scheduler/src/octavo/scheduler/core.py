@@ -132,7 +132,7 @@ class SchedulerCore:
         limit = min(settings.max_num_batched_tokens, max_num_batched_tokens)
         pool = WorkerPool(model, num_blocks)
         preemption = Preemption(settings.preemption, model.block_size, pool.swapping)
-        forks = Forks(pool, places, requests, log)
+        forks = Forks(pool, places, requests, log, self.stats)
         admissions = Admissions(settings, limit, pool, places, requests, forks, log, stats)
         relief = Relief(preemption, pool, places, requests, forks, admissions, log, stats)
         results = StepResults(

@@ -10,6 +10,7 @@ from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.requests import Requests
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.worker_pool import WorkerPool
 
 _HOLDS_BLOCKS = (SequenceState.RUNNING, SequenceState.LEAVING, SequenceState.KEPT)
@@ -18,11 +19,14 @@ _HOLDS_BLOCKS = (SequenceState.RUNNING, SequenceState.LEAVING, SequenceState.KEP
 class Forks:
     """Owns the FORKING sequences, each of which waits for the KV manager's answer."""
 
-    def __init__(self, pool: WorkerPool, places: Places, requests: Requests, log: RequestLog) -> None:
+    def __init__(
+        self, pool: WorkerPool, places: Places, requests: Requests, log: RequestLog, stats: SchedulerStats
+    ) -> None:
         self._pool = pool
         self._places = places
         self._requests = requests
         self._log = log
+        self._stats = stats
         self._forking: dict[int, Sequence] = {}
 
     @property
@@ -49,6 +53,7 @@ class Forks:
             self._on_refused(forked.child_id)
             return
         child = self._forking.pop(forked.child_id)
+        self._stats.num_forks += 1
         child.take_table(forked.block_ids, forked.generations, child.num_shared_tokens)
         if forked.copy is not None:
             self._pool.copy(forked.copy)

@@ -40,6 +40,7 @@ class SchedulerCollector(Collector):
             ("octavo_scheduler_output_tokens", "Tokens sampled and sent on.", stats.num_output_tokens),
             ("octavo_wasted_rows", "Rows computed for sequences that had ended.", stats.num_wasted_rows),
             ("octavo_scheduler_host_prompt_tokens", "Of these, restored from the host.", stats.num_host_prompt_tokens),
+            ("octavo_forks", "Sequences that began with another's blocks.", stats.num_forks),
             ("octavo_single_flight_waits", "Waits for another's prefix blocks.", stats.num_single_flight_waits),
             ("octavo_pool_losses", "Times that worker or KV manager was lost.", stats.num_pool_losses),
             ("octavo_worker_resumes", "Links to the worker that went on.", stats.num_worker_resumes),

@@ -251,10 +251,13 @@ class SchedulerServer:
             self._set_status(ready=True, reason="")
 
     def _went_away(self, peer: Peer[Any, Any], error: OctavoError, can_resume: bool) -> None:
-        if peer.name not in self._away:
+        absence = self._away.get(peer.name)
+        if absence is None:
             log.warning("link lost", error=error.message)
-            self._away[peer.name] = _Absence(time.monotonic(), error.message)
-        self._away[peer.name].reason = error.message
+            absence = self._away[peer.name] = _Absence(time.monotonic(), error.message)
+        elif not absence.reason:
+            log.info("link not open yet", error=error.message)
+        absence.reason = error.message
         if not can_resume:
             self._set_status(ready=False, reason=error.message)
         self._advance()

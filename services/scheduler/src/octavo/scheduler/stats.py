@@ -26,6 +26,8 @@ class SchedulerStats:
     num_transferred_blocks: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
     num_host_prompt_tokens: int = 0
     """Of the cached prompt tokens, those restored from host memory."""
+    num_forks: int = 0
+    """Sequences that began with the blocks of another one, which they share."""
     num_single_flight_waits: int = 0
     """Times that a sequence waited for another to compute its next block."""
     num_pool_losses: int = 0
