@@ -30,7 +30,7 @@ class WorkerConfig(ServiceConfig):
 
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     """Type of K and V in the pool. `auto`: that of `dtype`. `fp8`, the same as `fp8_e4m3`: half the memory of bfloat16,
-    with scales from the checkpoint, else from a calibration pass at start."""
+    with scales from a calibration pass at start."""
 
     device: str = "auto"
     """A torch device. `auto`: a GPU if there is one, else the CPU."""
