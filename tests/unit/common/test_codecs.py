@@ -100,7 +100,15 @@ scheduler_message = st.one_of(
 pair_of_lists = st.lists(st.tuples(index, index), max_size=5)
 copy = st.builds(kv.BlockCopy, source_id=index, target_id=index, source_generation=index, target_generation=index)
 kv_request = st.one_of(
-    st.builds(kv.OpenPool, pool_id=text, epoch=uint64, incarnation=uint64, num_blocks=index, block_size=index),
+    st.builds(
+        kv.OpenPool,
+        pool_id=text,
+        epoch=uint64,
+        incarnation=uint64,
+        num_blocks=index,
+        block_size=index,
+        kv_format=text,
+    ),
     st.builds(
         kv.KvRequest,
         message_no=uint64,
@@ -223,6 +231,7 @@ worker_reply = st.one_of(
         max_model_len=index,
         vocab_size=index,
         eos_token_ids=ids,
+        kv_format=text,
     ),
 )
 

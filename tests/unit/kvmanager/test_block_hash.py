@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.common.codecs.arrays import pack_int32
+from octavo.common.messages.kv import OpenPool
 from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm, TokenChain, digest_of
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.config import KvManagerConfig
@@ -30,26 +31,41 @@ def spelled_out(parts: list[tuple[bytes, bytes | None]]) -> bytes:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    scheme = spelled_out([(b"v", b"octavo-block-hash-2"), (b"h", b"sha256"), (b"b", b"\x10\0\0\0"), (b"s", b"key")])
+    scheme = spelled_out(
+        [
+            (b"v", b"octavo-block-hash-3"),
+            (b"h", b"sha256"),
+            (b"b", b"\x10\0\0\0"),
+            (b"k", b"bfloat16"),
+            (b"s", b"key"),
+        ]
+    )
     adapter = [(b"a", b"blue"), (b"g", (7).to_bytes(8, "little"))]
     namespace = spelled_out([(b"r", scheme), (b"c", b"salt"), *adapter])
     first = spelled_out([(b"p", namespace), (b"t", pack_int32(range(16)))])
     second = spelled_out([(b"p", first), (b"t", pack_int32(range(16, 32)))])
-    keys = TokenChain(BlockHasher(16, b"key"), pack_int32(range(32)), b"salt", "blue", 7)
+    keys = TokenChain(BlockHasher(16, b"key", kv_format="bfloat16"), pack_int32(range(32)), b"salt", "blue", 7)
     assert [digest_of(keys.key(0)), digest_of(keys.key(1))] == [first, second]
     base = spelled_out([(b"r", BlockHasher(16).root), (b"c", None), (b"a", None), (b"g", None)])
     assert chain(range(16)).namespace.root == base
+
+
+def test_blocks_of_another_kv_format_are_never_found() -> None:
+    formats = ("", "bfloat16", "float8_e4m3fn/0123456789abcdef", "float8_e4m3fn/fedcba9876543210")
+    openings = [OpenPool("group-0", 1, 1, 8, 16, kv_format=kv_format) for kv_format in formats]
+    keys = {TokenChain(PoolSettings().hasher(opening), pack_int32(range(16))).key(0) for opening in openings}
+    assert len(keys) == 4
 
 
 def test_a_key_is_a_known_sha256_in_every_process_and_release() -> None:
     keys = chain(range(64))
     assert (
         keys.key(0).hex()
-        == "b67e4425b4bfb436996672eaf067d40f7cf85b7d108e4532cc37480a906d44d9c97c89e10000000000000000000000"
+        == "7887563996e7fdfe2f554fc5cf04733189b5629b32588cf435406db4e38f15f4c97c89e10000000000000000000000"
     )
     assert (
         keys.key(3).hex()
-        == "5ce0162be024f3759d1e88c17f283d933eac3a04e30c762910ed9e3c75259eb147918ec90000000000000000000000"
+        == "a8cba531fd367fe13efd6c56b463ad226ffa3a3c6289c12daee23bc3f981402647918ec90000000000000000000000"
     )
 
 

@@ -13,9 +13,10 @@ from octavo.common.links import Address
 from octavo.worker.attention_torch import to_e4m3
 from octavo.worker.config import WorkerConfig
 from octavo.worker.kv_cache import block_bytes, kv_dtype
-from octavo.worker.kv_scales import calibrate, scales_for
+from octavo.worker.kv_scales import calibrate, kv_format, scales_for
 from octavo.worker.loading import load_core
 from octavo.worker.models.config import read_model_config
+from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.weights import load_decoder
 from support.runner_driver import RunnerDriver, make_runner
 from support.tiny_models import TinyModel, prompt_of
@@ -34,6 +35,10 @@ def worker_config(folder: Path, **settings: object) -> WorkerConfig:
         max_model_len=128,
         **settings,  # type: ignore[arg-type]
     )
+
+
+def load_tiny(folder: Path) -> Decoder:
+    return load_decoder(folder, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("chunk", [512, 7])
@@ -73,7 +78,7 @@ def test_scales_leave_room_above_the_largest_value_and_none_is_lost_below() -> N
 
 
 def test_calibration_sees_the_keys_and_values_of_a_real_prompt(tiny: MakeTiny) -> None:
-    decoder = load_decoder(tiny("qwen3").folder, torch.float32, torch.device("cpu"))
+    decoder = load_tiny(tiny("qwen3").folder)
     scales = calibrate(decoder)
     runner = make_runner(tiny("qwen3").folder)
     driver = RunnerDriver(runner)
@@ -89,12 +94,13 @@ def test_calibration_sees_the_keys_and_values_of_a_real_prompt(tiny: MakeTiny) -
 def test_a_pool_of_e4m3_holds_four_times_the_blocks_of_float32(tiny: MakeTiny) -> None:
     folder = tiny("llama").folder
     config = read_model_config(folder)
-    sizes = {}
+    sizes, formats = {}, {}
     for name in ("auto", "fp8", "fp8_e4m3"):
         settings = worker_config(folder, kv_cache_dtype=name, kv_cache_bytes=100_000, num_host_blocks=2)
         core = load_core(settings, lambda progress: None)
         bytes_each = block_bytes(config, 16, kv_dtype(settings, torch.float32))
         sizes[name] = (bytes_each, core.runner.limits.num_blocks)
+        formats[name] = core.model.kv_format
 
     shape_elements = int(np.prod([3, 2, 2, 16, 8]))
     assert sizes == {
@@ -102,3 +108,6 @@ def test_a_pool_of_e4m3_holds_four_times_the_blocks_of_float32(tiny: MakeTiny) -
         "fp8": (shape_elements, 100_000 // shape_elements),
         "fp8_e4m3": (shape_elements, 100_000 // shape_elements),
     }
+    assert formats["auto"] == "float32"
+    assert formats["fp8"] == formats["fp8_e4m3"] == kv_format(torch.float8_e4m3fn, calibrate(load_tiny(folder)))
+    assert kv_format(torch.float8_e4m3fn, torch.ones(3, 2, 2)) != formats["fp8"]

@@ -1,6 +1,6 @@
 """Names full blocks by what they hold: a chain of digests, byte-equal in every process.
 
-    scheme    = H( v scheme | h algorithm | b block size | s deployment secret )
+    scheme    = H( v scheme | h algorithm | b block size | k format of K and V | s deployment secret )
     namespace = H( r scheme | c salt | a adapter | g load generation of the adapter )
     block i   = H( p block i - 1, or the namespace | t tokens )
 
@@ -19,7 +19,7 @@ from zlib import crc32
 
 from octavo.common.codecs.arrays import pack_int32
 
-SCHEME = b"octavo-block-hash-2"
+SCHEME = b"octavo-block-hash-3"
 """Name of this encoding. It enters every digest, so a changed encoding never meets digests of this one."""
 
 TOKEN_BYTES = 4
@@ -114,7 +114,11 @@ class Namespace:
 
 
 class BlockHasher:
-    """Computes the keys of one pool. `secret` keeps outsiders from building keys; empty means none."""
+    """Computes the keys of one pool.
+
+    `secret` keeps outsiders from building keys; empty means none. `kv_format` names what a block's bytes mean beside
+    its tokens: contents of one format are never found by keys of another.
+    """
 
     def __init__(
         self,
@@ -122,6 +126,7 @@ class BlockHasher:
         secret: bytes = b"",
         algorithm: HashAlgorithm = "sha256",
         digest: Callable[[bytes], bytes] | None = None,
+        kv_format: str = "",
     ) -> None:
         self.block_size = block_size
         self.digest = digest or digest_function(algorithm)
@@ -129,6 +134,7 @@ class BlockHasher:
             _part(b"v", SCHEME)
             + _part(b"h", algorithm.encode())
             + _part(b"b", _LENGTH.pack(block_size))
+            + _part(b"k", kv_format.encode() or None)
             + _part(b"s", secret or None)
         )
         """Names the scheme, with the secret."""

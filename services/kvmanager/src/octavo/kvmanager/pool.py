@@ -44,6 +44,10 @@ class PoolSettings:
     protected_share: float = PROTECTED_SHARE
     """Share of blocks that may be cached and protected from scans; 0 is a plain LRU."""
 
+    def hasher(self, opening: OpenPool) -> BlockHasher:
+        """Computes the keys of this pool."""
+        return BlockHasher(opening.block_size, self.hash_secret, self.hash_algorithm, kv_format=opening.kv_format)
+
 
 class Pool:
     """Blocks, tables and credits of one worker group.
@@ -73,7 +77,7 @@ class Pool:
         self.tier = HostTier(
             self.blocks, self.tables, opening.num_host_blocks, num_watermark_blocks, settings.host_tier, stats
         )
-        self._hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
+        self._hasher = settings.hasher(opening)
         self._catalogue = catalogue
         self.arrivals = ArrivalBook(self._hasher)
         self._admissions = AdmissionControl(

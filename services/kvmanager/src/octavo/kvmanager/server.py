@@ -12,7 +12,6 @@ import structlog
 from octavo.common.errors import InternalError, LinkClosedError, OctavoError, ProtocolError, StaleEpochError
 from octavo.common.links import Link
 from octavo.common.messages.kv import DeclarePool, KvManagerReply, KvManagerRequest, KvRequest, OpenPool, PoolOpened
-from octavo.kvmanager.block_hash import BlockHasher
 from octavo.kvmanager.catalogue import Catalogue, CatalogueFolder
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
@@ -136,9 +135,7 @@ class KvManagerServer:
     def _catalogue(self, opening: OpenPool) -> Catalogue | None:
         if self.catalogues is None:
             return None
-        settings = self._settings
-        hasher = BlockHasher(opening.block_size, settings.hash_secret, settings.hash_algorithm)
-        return self.catalogues.open(opening, hasher.root.ljust(32, b"\0"))
+        return self.catalogues.open(opening, self._settings.hasher(opening).root.ljust(32, b"\0"))
 
 
 class _Stream:

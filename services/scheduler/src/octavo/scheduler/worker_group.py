@@ -135,6 +135,7 @@ class WorkerGroup:
             ready.num_host_blocks,
             self._kv.boot_epoch,
             self._kv.last_reply_no,
+            ready.kv_format,
         )
 
     def on_pool_opened(self, opened: PoolOpened) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,6 +46,12 @@ def calibrate(model: Decoder, seed: int = 0) -> Tensor:
     token_ids = torch.randint(config.vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(seed))
     model.forward(token_ids.to(device), positions, attention.prepare(metadata))
     return scales_for(kv_cache.pool.abs().amax((0, 4, 5)).float())
+
+
+def kv_format(dtype: torch.dtype, scales: Tensor | None) -> str:
+    """Names what the bytes of a block mean: the same bytes under other scales are other keys and values."""
+    name = str(dtype).removeprefix("torch.")
+    return name if scales is None else f"{name}/{sha256(scales.cpu().numpy().tobytes()).hexdigest()[:16]}"
 
 
 def scales_for(largest: Tensor) -> Tensor:

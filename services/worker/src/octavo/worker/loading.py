@@ -6,12 +6,13 @@ import gc
 
 import structlog
 import torch
+from torch import Tensor
 
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
-from octavo.worker.kv_scales import calibrate
+from octavo.worker.kv_scales import calibrate, kv_format
 from octavo.worker.model_runner import ModelRunner, Runner
 from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.decoder import Decoder
@@ -41,7 +42,12 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     load = make_dummy_decoder if config.load_format == "dummy" else load_decoder
     model = load(config.model, dtype, device, lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"))
     progress("allocating the KV pool")
-    runner = _new_runner(config, model, max_model_len, progress)
+    stored = kv_dtype(config, model.dtype)
+    kv_scales = None
+    if stored == torch.float8_e4m3fn:
+        progress("calibrating the scales of K and V")
+        kv_scales = calibrate(model)
+    runner = _new_runner(config, model, max_model_len, kv_scales, progress)
     num_blocks = runner.limits.num_blocks
     progress("running a warm-up step")
     runner.warm_up()
@@ -53,25 +59,24 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, kv_dtype(config, dtype)),
+        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, stored),
         num_host_blocks=runner.num_host_blocks,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
-    return WorkerCore(runner, ServedModel(config.served_name, model_config.eos_token_ids))
+    served = ServedModel(config.served_name, model_config.eos_token_ids, kv_format(stored, kv_scales))
+    return WorkerCore(runner, served)
 
 
-def _new_runner(config: WorkerConfig, model: Decoder, max_model_len: int, progress: SetProgress) -> Runner:
+def _new_runner(
+    config: WorkerConfig, model: Decoder, max_model_len: int, kv_scales: Tensor | None, progress: SetProgress
+) -> Runner:
     """Triton kernels and graphs on a GPU, torch elsewhere."""
-    stored = kv_dtype(config, model.dtype)
-    kv_scales = None
-    if stored == torch.float8_e4m3fn:
-        progress("calibrating the scales of K and V")
-        kv_scales = calibrate(model)
     if model.device.type == "cuda":
         from octavo.worker.gpu_loading import load_gpu_runner  # imports Triton, which CPUs do without
 
         return load_gpu_runner(config, model, max_model_len, kv_scales, progress)
+    stored = kv_dtype(config, model.dtype)
     num_blocks = _num_blocks(config, model.config, max_model_len, stored)
     num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, stored))
     kv_cache = KvCache(model.config, num_blocks, config.block_size, stored, model.device, num_host_blocks, kv_scales)

@@ -190,4 +190,5 @@ def _ready(core: WorkerCore) -> WorkerReady:
         vocab_size=limits.vocab_size,
         eos_token_ids=core.model.eos_token_ids,
         num_host_blocks=core.runner.num_host_blocks,
+        kv_format=core.model.kv_format,
     )

@@ -19,6 +19,8 @@ class ServedModel:
 
     name: str
     eos_token_ids: tuple[int, ...]
+    kv_format: str = ""
+    """See WorkerReady."""
 
 
 class WorkerCore:

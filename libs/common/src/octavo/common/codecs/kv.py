@@ -62,6 +62,7 @@ def _opening_to_proto(opening: OpenPool) -> pb.OpenPool:
         num_host_blocks=opening.num_host_blocks,
         resume_boot_epoch=opening.resume_boot_epoch,
         last_reply_no=opening.last_reply_no,
+        kv_format=opening.kv_format,
     )
 
 
@@ -75,6 +76,7 @@ def _opening_from_proto(opening: pb.OpenPool) -> OpenPool:
         num_host_blocks=opening.num_host_blocks,
         resume_boot_epoch=opening.resume_boot_epoch,
         last_reply_no=opening.last_reply_no,
+        kv_format=opening.kv_format,
     )
 
 

@@ -158,6 +158,7 @@ def encode_reply(message: WorkerReply) -> bytes:
         num_host_blocks=message.num_host_blocks,
         is_resumed=message.is_resumed,
         last_step=message.last_step,
+        kv_format=message.kv_format,
     )
     return pb.WorkerResponse(ready=ready).SerializeToString()
 
@@ -183,6 +184,7 @@ def decode_reply(body: bytes) -> WorkerReply:
                 num_host_blocks=ready.num_host_blocks,
                 is_resumed=ready.is_resumed,
                 last_step=ready.last_step,
+                kv_format=ready.kv_format,
             )
         case "result":
             return _result_from_proto(response.result)

@@ -32,6 +32,8 @@ class OpenPool:
     """Life of the KV manager in which this scheduler had the pool open; 0 asks for an empty pool."""
     last_reply_no: int = 0
     """Last reply received in that life."""
+    kv_format: str = ""
+    """How the worker group stores K and V. Blocks of one format are never found by keys of another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class WorkerReady:
     is_resumed: bool = False
     last_step: int = 0
     """Last plan accepted; later ones are sent again."""
+    kv_format: str = ""
+    """How K and V are stored: their type, and a digest of the scales of e4m3."""
 
 
 @dataclass(frozen=True, slots=True)
