@@ -46,7 +46,7 @@ class Ours:
         self._runner = ModelRunner(
             model,
             kv_cache,
-            TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows),
+            TorchAttention(kv_cache.pool, model.config.num_heads, model.config.attention),
             max_num_seqs=batch_size,
             max_num_batched_tokens=batch_size * max_len,
             max_model_len=max_len,

@@ -16,7 +16,7 @@ from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import Runner
 from octavo.worker.models.weights import load_decoder
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
-from support.tiny_models import prompt_of, save_tiny_model
+from support.tiny_models import ARCHITECTURES, prompt_of, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -28,12 +28,12 @@ def make_gpu_runner(folder: Path, has_graphs: bool = True, fp8_kv: bool = False,
     from octavo.worker.models.gpu_decoder import GpuDecoder
 
     device = torch.device("cuda")
-    decoder = load_decoder(folder, torch.float32, device)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
+    decoder = load_decoder(folder, torch.float32, device, max_model_len=sizes["max_model_len"])
     model = GpuDecoder(decoder)
     kv_dtype, scales = (torch.float8_e4m3fn, calibrate(decoder)) if fp8_kv else (torch.float32, None)
     kv_cache = KvCache(model.config, NUM_BLOCKS, BLOCK_SIZE, kv_dtype, device, scales=scales)
     kv_cache.pool.fill_(torch.nan)
-    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
     runner = GpuRunner(model, kv_cache, **sizes)
     if has_graphs:
         runner.capture_graphs(lambda share: None)
@@ -56,7 +56,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return lambda name: save_tiny_model(name, tmp_path_factory.mktemp(name)).folder
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("has_graphs", "chunk"), [(True, 512), (False, 512), (True, 7)])
 def test_greedy_tokens_equal_those_of_the_cpu(
     architecture: str, has_graphs: bool, chunk: int, folder_of: Callable[[str], Path]

@@ -8,8 +8,8 @@ from torch.nn import functional
 from octavo.worker.attention_torch import to_e4m3
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.few_row_linear import add_few_row_linear
+from octavo.worker.kernels.gate_mul import gelu_mul, silu_mul
 from octavo.worker.kernels.rms_norm import rms_norm
-from octavo.worker.kernels.silu_mul import silu_mul
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kernels.store_kv import store_kv
 
@@ -32,6 +32,23 @@ def test_silu_mul(size: int, device: str) -> None:
     gate_up = torch.randn(3, 2 * size, device=device)
 
     torch.testing.assert_close(silu_mul(gate_up), functional.silu(gate_up[:, :size]) * gate_up[:, size:])
+
+
+def test_gelu_mul(device: str) -> None:
+    gate_up = 1.5 * torch.randn(3, 2 * 1024, device=device)
+
+    expected = functional.gelu(gate_up[:, :1024], approximate="tanh") * gate_up[:, 1024:]
+    torch.testing.assert_close(gelu_mul(gate_up), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_that_are_wider_than_what_they_normalise(device: str) -> None:
+    """Gemma's: float32 weights, products in float32, rounded once."""
+    x, weight = torch.randn(3, 64, device=device).half(), torch.randn(64, device=device)
+
+    normalised = rms_norm(x, weight, 1e-6)
+
+    assert normalised.dtype == torch.float16
+    torch.testing.assert_close(normalised, functional.rms_norm(x.float(), (64,), weight, 1e-6).half())
 
 
 def store_kv_reference(

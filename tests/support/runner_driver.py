@@ -44,13 +44,13 @@ def make_runner(
     folder: Path, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, fp8_kv: bool = False, **limits: int
 ) -> ModelRunner:
     """A runner over a pool that is filled with NaN, as unused memory may be."""
-    model = load_decoder(folder, torch.float32, CPU)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
+    model = load_decoder(folder, torch.float32, CPU, max_model_len=sizes["max_model_len"])
     kv_dtype = torch.float8_e4m3fn if fp8_kv else torch.float32
     scales = calibrate(model) if fp8_kv else None
     kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, kv_dtype, CPU, num_host_blocks, scales)
     kv_cache.pool.fill_(torch.nan)
-    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows, scales)
-    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
+    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.attention, scales)
     return ModelRunner(RecordingModel(model), kv_cache, attention, **sizes)  # type: ignore[arg-type]
 
 

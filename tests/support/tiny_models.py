@@ -61,6 +61,77 @@ ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         transformers.Qwen2ForCausalLM,
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
     ),
+    "yarn_rope": (
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "dynamic_rope": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "smollm3": (
+        transformers.SmolLM3Config,
+        transformers.SmolLM3ForCausalLM,
+        {"no_rope_layer_interval": 2, "num_hidden_layers": 4},
+    ),
+    "smollm3_window": (
+        transformers.SmolLM3Config,
+        transformers.SmolLM3ForCausalLM,
+        {"no_rope_layer_interval": 2, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 19},
+    ),
+    "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {"head_dim": 16}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        {
+            "sliding_window": 21,
+            "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        transformers.Gemma3ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 21,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 12,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+            },
+        },
+    ),
+    "phi3": (
+        transformers.Phi3Config,
+        transformers.Phi3ForCausalLM,
+        {"sliding_window": 40, "original_max_position_embeddings": 256},
+    ),
+    "phi3_longrope": (
+        transformers.Phi3Config,
+        transformers.Phi3ForCausalLM,
+        {
+            "original_max_position_embeddings": 256,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.3, 1.4],
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+            },
+        },
+    ),
 }
 
 

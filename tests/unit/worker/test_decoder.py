@@ -7,13 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from support.runner_driver import RunnerDriver, make_runner
+from support.runner_driver import Generation, RunnerDriver, make_runner
 from support.tiny_models import ARCHITECTURES, TinyModel, prompt_of, save_tiny_model
 
 PROMPT_LENGTHS = [1, 15, 16, 17, 31, 32, 33, 100]
 NUM_NEW = 20
 
 MakeTiny = Callable[[str], TinyModel]
+
+
+def assert_equals_transformers(model: TinyModel, generation: Generation) -> None:
+    """Logits, and the tokens that transformers would choose after each of ours, hence the same greedy tokens."""
+    prompt = generation.prompt
+    expected = model.logits(prompt + generation.output)[len(prompt) - 1 : -1]
+    torch.testing.assert_close(torch.stack(generation.logits), expected, atol=1e-4, rtol=0)
+    assert generation.output == expected.argmax(-1).tolist(), f"prompt of {len(prompt)}"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -26,10 +34,7 @@ def test_mixed_batch_equals_transformers(tiny: MakeTiny, name: str, chunk: int) 
     driver.generate(generations, NUM_NEW, chunk)
 
     for generation in generations:
-        prompt = generation.prompt
-        assert generation.output == model.greedy(prompt, NUM_NEW), f"prompt of {len(prompt)}"
-        expected = model.logits(prompt + generation.output)[len(prompt) - 1 : -1]
-        torch.testing.assert_close(torch.stack(generation.logits), expected, atol=1e-4, rtol=0)
+        assert_equals_transformers(model, generation)
 
 
 @pytest.mark.parametrize("length", PROMPT_LENGTHS)
@@ -71,3 +76,12 @@ def test_other_head_shapes(tmp_path_factory: pytest.TempPathFactory) -> None:
         generation = driver.open(prompt_of(33), NUM_NEW)
         driver.generate([generation], NUM_NEW, chunk=16)
         assert generation.output == model.greedy(generation.prompt, NUM_NEW)
+
+
+def test_long_waves_serve_contexts_beyond_the_trained_one(tiny: MakeTiny) -> None:
+    """LongRoPE: with a max_model_len beyond the trained 256 positions, all sequences use the long list."""
+    model = tiny("phi3_longrope")
+    driver = RunnerDriver(make_runner(model.folder, max_model_len=1024))
+    generation = driver.open(prompt_of(300), 5)
+    driver.generate([generation], 5, chunk=64)
+    assert_equals_transformers(model, generation)

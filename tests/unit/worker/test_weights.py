@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,9 @@ from octavo.worker.models.errors import (
     UnexpectedTensorError,
     UnknownArchitectureError,
 )
-from octavo.worker.models.weights import load_decoder
+from octavo.worker.models.linear import PlainLinear
+from octavo.worker.models.tensor_files import TensorReader, open_tensor_files
+from octavo.worker.models.weights import Checkpoint, build_decoder, expected_tensors, load_decoder
 from support.runner_driver import RunnerDriver, make_runner
 from support.tiny_models import TinyModel, prompt_of
 
@@ -103,6 +106,44 @@ def test_index_that_points_outside_the_folder_is_refused(folder: Path) -> None:
         load(folder)
 
 
+def test_tensors_larger_than_the_staging_buffer_are_read_in_pieces(folder: Path) -> None:
+    name, device = "model.layers.0.mlp.up_proj.weight", torch.device("cpu")
+    expected = load_file(folder / "model.safetensors")[name]
+    with open_tensor_files(folder) as stored:
+        for dtype in (torch.float32, torch.bfloat16):
+            target = torch.full(expected.shape, torch.nan, dtype=dtype)
+            TensorReader(device, staging_bytes=1000).read(stored[name], target)
+            assert torch.equal(target, expected.to(dtype))
+
+
+def test_file_that_became_shorter_is_named(folder: Path) -> None:
+    with open_tensor_files(folder) as stored:
+        os.truncate(folder / "model.safetensors", 5000)
+        last = max(stored.values(), key=lambda one: one.offset)
+        with pytest.raises(ModelLoadError, match=r"model\.safetensors became shorter"):
+            TensorReader(torch.device("cpu")).read(last, torch.empty(last.shape))
+
+
+def test_threads_load_what_one_loads(folder: Path) -> None:
+    """As on a GPU, layers are built by several threads at once; the progress still only rises."""
+    device, config = torch.device("cpu"), read_model_config(folder)
+    loaded = []
+    for num_readers in (1, 4):
+        shares: list[float] = []
+        with open_tensor_files(folder) as stored:
+            checkpoint = Checkpoint(stored, torch.bfloat16, device, shares.append)
+            checkpoint.num_readers = num_readers
+            checkpoint.compare(expected_tensors(config), set())
+            loaded.append(build_decoder(config, checkpoint))
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
+    for one, other in zip(loaded[0].layers, loaded[1].layers, strict=True):
+        assert isinstance(one.qkv, PlainLinear)
+        assert isinstance(other.qkv, PlainLinear)
+        assert torch.equal(one.qkv.weight, other.qkv.weight)
+        assert torch.equal(one.mlp_norm, other.mlp_norm)
+
+
 def test_progress_reaches_one(folder: Path) -> None:
     shares: list[float] = []
     load_decoder(folder, torch.float32, torch.device("cpu"), shares.append)
@@ -135,7 +176,7 @@ def test_folder_without_config_is_no_model(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "activation 'gelu' is not silu"),
         ({"num_key_value_heads": 4}, "6 query heads cannot share 4 KV heads"),
         ({"head_dim": 7}, "needs an even head_dim"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not 1"),
     ],
 )
@@ -158,7 +199,8 @@ def test_older_spelling_of_rope_settings(folder: Path) -> None:
     config |= {"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     del config["rope_parameters"]
     (folder / "config.json").write_text(json.dumps(config))
-    rope = read_model_config(folder).rope
+    rope = read_model_config(folder).ropes[0]
+    assert rope is not None
     assert (rope.theta, rope.kind, rope.factor) == (500000.0, "linear", 2.0)
 
 

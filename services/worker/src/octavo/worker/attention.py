@@ -14,6 +14,18 @@ Int64Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends."""
+
+    scale: float
+    """Of the scores."""
+    window: int | None = None
+    """A query at position i sees keys at i - window + 1 to i. None: all up to i."""
+    soft_cap: float = 0.0
+    """Scores stay within +- this, by tanh, before the softmax. 0: they are as they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Where the tokens of one step stand, prefill chunks and decodes alike.
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.worker.attention import AttentionBackend, AttentionMetadata, Int64Array, StepAttention
+from octavo.worker.attention import AttentionBackend, AttentionMetadata, Int64Array, LayerAttention, StepAttention
 
 
 class TorchAttention(AttentionBackend):
@@ -24,17 +24,17 @@ class TorchAttention(AttentionBackend):
         self,
         pool: Tensor,
         num_heads: int,
-        sliding_windows: Sequence[int | None],
+        layers: Sequence[LayerAttention],
         scales: Tensor | None = None,
     ) -> None:
         """`pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
 
-        `sliding_windows` has one entry per layer. `scales`, float32 [num_layers, 2, num_kv_heads], belong to an e4m3
+        `layers` says how each layer attends. `scales`, float32 [num_layers, 2, num_kv_heads], belong to an e4m3
         pool: what stored K and V are to be multiplied by.
         """
         self.pool = pool
         self.num_heads = num_heads
-        self.sliding_windows = tuple(sliding_windows)
+        self.layers = tuple(layers)
         self.scales = scales
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
@@ -47,7 +47,7 @@ class _TorchStep(StepAttention):
         pool, self._num_heads = backend.pool, backend.num_heads
         block_size = pool.shape[4]
         self._pool = pool
-        self._windows = backend.sliding_windows
+        self._layers = backend.layers
         self._scales = backend.scales
         self._block_ids = metadata.slot_mapping // block_size
         self._offsets = metadata.slot_mapping % block_size
@@ -59,7 +59,7 @@ class _TorchStep(StepAttention):
         self._decode_tokens = torch.from_numpy(first_tokens[decode_rows]).to(pool.device)
         self._decodes: dict[int | None, _Decodes] = {}
         self._chunks: dict[int | None, list[_Chunk]] = {}
-        for window in dict.fromkeys(self._windows):
+        for window in dict.fromkeys(layer.window for layer in self._layers):
             if len(decode_rows):
                 self._decodes[window] = _list_decodes(pool, metadata, decode_rows, self._num_heads, window)
             self._chunks[window] = [
@@ -82,15 +82,15 @@ class _TorchStep(StepAttention):
 
     def _attend(self, layer: int, query: Tensor) -> Tensor:
         """Both are [num_tokens, num_heads, head_dim]."""
-        window = self._windows[layer]
+        how = self._layers[layer]
         if self._all_decode:
-            return self._decodes[window].attend(self._pool, layer, query)
+            return self._decodes[how.window].attend(self._pool, layer, query, how)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if window in self._decodes:
-            decoded = self._decodes[window].attend(self._pool, layer, query[self._decode_tokens])
+        if how.window in self._decodes:
+            decoded = self._decodes[how.window].attend(self._pool, layer, query[self._decode_tokens], how)
             out.index_copy_(0, self._decode_tokens, decoded)
-        for chunk in self._chunks[window]:
-            chunk.attend(self._pool, layer, query, out)
+        for chunk in self._chunks[how.window]:
+            chunk.attend(self._pool, layer, query, out, how)
         return out
 
 
@@ -98,6 +98,11 @@ def to_e4m3(values: Tensor, scales: Tensor) -> Tensor:
     """The values divided by their scales; what does not fit then becomes the type's largest value."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     return (values / scales).clamp_(-largest, largest).to(torch.float8_e4m3fn)
+
+
+def _capped(products: Tensor, how: LayerAttention) -> Tensor:
+    """Scores within the layer's soft cap, from products of queries and keys, which are overwritten."""
+    return products.mul_(how.scale / how.soft_cap).tanh_().mul_(how.soft_cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class _Decodes:
     hidden_slots: Tensor  # int64 |-> gathered slots, seen as [-1, head_dim], that no query may see
     mask: Tensor  # float32 [num_places * num_kv_heads, 1, block_size], 0 or -inf
 
-    def attend(self, pool: Tensor, layer: int, query: Tensor) -> Tensor:
+    def attend(self, pool: Tensor, layer: int, query: Tensor, how: LayerAttention) -> Tensor:
         """`query` is [num_rows, num_heads, head_dim]; so is the result."""
         num_kv_heads, block_size, head_dim = pool.shape[3:]
         num_places = len(self.row_of_place)
@@ -126,7 +131,11 @@ class _Decodes:
         num_heads = query.shape[1]
         queries = query.index_select(0, self.row_of_place)
         queries = queries.view(num_places * num_kv_heads, num_heads // num_kv_heads, head_dim)
-        scores = torch.baddbmm(self.mask.to(query.dtype), queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
+        mask = self.mask.to(query.dtype)
+        if how.soft_cap:
+            scores = _capped(torch.bmm(queries, keys.transpose(1, 2)), how).add_(mask)
+        else:
+            scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=how.scale)
         scores = scores.view(num_places, num_heads, block_size)
 
         largest = scores.new_full((self.num_rows, num_heads), -torch.inf)
@@ -182,7 +191,7 @@ class _Chunk:
     pool_rows: Tensor  # int64 [2 * num_kv_heads * num_blocks] |-> row of layer 0 of the pool seen as [-1, block * dim]
     mask: Tensor | None  # bool [num_queries, num_seen]; None: causal from position 0 on
 
-    def attend(self, pool: Tensor, layer: int, query: Tensor, out: Tensor) -> None:
+    def attend(self, pool: Tensor, layer: int, query: Tensor, out: Tensor, how: LayerAttention) -> None:
         """Fill the chunk's rows of `out`; both are [num_tokens, num_heads, head_dim]."""
         num_kv_heads, block_size, head_dim = pool.shape[3:]
         rows = self.pool_rows + 2 * num_kv_heads * layer
@@ -190,10 +199,30 @@ class _Chunk:
         seen = slice(self.num_skipped, self.num_skipped + self.num_seen)
         keys, values = gathered.view(2, 1, num_kv_heads, -1, head_dim)[:, :, :, seen]
         queries = query[self.first_token : self.end_token].transpose(0, 1).unsqueeze(0)
-        attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=self.mask, is_causal=self.mask is None, enable_gqa=True
-        )
-        out[self.first_token : self.end_token] = attended[0].transpose(0, 1)
+        if how.soft_cap:
+            attended = self._attend_capped(queries[0], keys[0], values[0], how)
+        else:
+            attended = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=self.mask,
+                is_causal=self.mask is None,
+                scale=how.scale,
+                enable_gqa=True,
+            )[0]
+        out[self.first_token : self.end_token] = attended.transpose(0, 1)
+
+    def _attend_capped(self, queries: Tensor, keys: Tensor, values: Tensor, how: LayerAttention) -> Tensor:
+        """Queries and result are [num_heads, num_queries, head_dim]; the others [num_kv_heads, num_seen, head_dim]."""
+        _, num_queries, head_dim = queries.shape
+        grouped = queries.reshape(len(keys), -1, num_queries, head_dim)
+        scores = _capped(grouped @ keys.transpose(1, 2).unsqueeze(1), how)
+        seen = self.mask
+        if seen is None:
+            seen = torch.ones((num_queries, num_queries), dtype=torch.bool, device=queries.device).tril()
+        weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+        return (weights @ values.unsqueeze(1)).flatten(0, 1)
 
 
 def _list_chunk(pool: Tensor, metadata: AttentionMetadata, row: int, first_token: int, window: int | None) -> _Chunk:

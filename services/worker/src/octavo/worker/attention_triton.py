@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.worker.attention import LayerAttention
 from octavo.worker.kernels.paged_decode import DecodeRows, DecodeScratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 from octavo.worker.kernels.paged_prefix import PrefixTiles, paged_prefix
@@ -16,28 +17,27 @@ from octavo.worker.models.gpu_decoder import FusedAttention, Norms
 
 
 class TritonAttention:
-    """What all steps share: the pool by layers, the block tables, the rotary table."""
+    """What all steps share: the pool by layers, the block tables, the rotary tables."""
 
     def __init__(
         self,
         pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         tables: Tensor,  # int32 [num_slots, max_blocks_per_seq]
-        cos_sin: Tensor,  # float32 [max_model_len, head_dim]
+        cos_sin: Sequence[Tensor],  # for each layer float32 [max_model_len, head_dim]
         scratch: DecodeScratch,
         num_heads: int,
-        sliding_windows: Sequence[int | None],
+        layers: Sequence[LayerAttention],
         norm_eps: float,
         scales: Tensor | None = None,  # float32 [num_layers, 2, num_kv_heads], of an e4m3 pool
     ) -> None:
         self.caches = [pool[:, layer] for layer in range(pool.shape[1])]
         self.tables = tables
-        self.cos_sin = cos_sin
+        self.cos_sin = list(cos_sin)
         self.scratch = scratch
         self.num_heads = num_heads
-        self.sliding_windows = tuple(sliding_windows)
+        self.layers = tuple(layers)
         self.norm_eps = norm_eps
         self.kv_scales = [None] * pool.shape[1] if scales is None else list(scales.contiguous())
-        self.scale = pool.shape[-1] ** -0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,35 @@ class TritonStep(FusedAttention):
     def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
         """See FusedAttention. Padding tokens get undefined values."""
         shared = self.shared
-        cache, scales = shared.caches[layer], shared.kv_scales[layer]
-        store_kv(heads, shared.cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales)
+        cache, how, scales = shared.caches[layer], shared.layers[layer], shared.kv_scales[layer]
+        cos_sin = shared.cos_sin[layer]
+        store_kv(heads, cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales)
         query = heads[:, : shared.num_heads]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        window = shared.sliding_windows[layer]
+        scale, window, soft_cap = how.scale, how.window, how.soft_cap
         if self.prefills is not None:
             paged_prefill(
-                query, cache, shared.tables, self.prefills, out, scale=shared.scale, window=window, scales=scales
+                query,
+                cache,
+                shared.tables,
+                self.prefills,
+                out,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                scales=scales,
             )
         if self.prefixes is not None:
-            prefix_scratch = shared.scratch.prefix
-            paged_prefix(query, cache, shared.tables, self.prefixes, prefix_scratch, scale=shared.scale, scales=scales)
+            paged_prefix(
+                query,
+                cache,
+                shared.tables,
+                self.prefixes,
+                shared.scratch.prefix,
+                scale=scale,
+                soft_cap=soft_cap,
+                scales=scales,
+            )
         if self.decodes is not None:
             paged_decode(
                 query,
@@ -74,8 +91,9 @@ class TritonStep(FusedAttention):
                 self.decodes,
                 shared.scratch,
                 out,
-                scale=shared.scale,
+                scale=scale,
                 window=window,
+                soft_cap=soft_cap,
                 scales=scales,
             )
         return out.view(len(heads), -1)

@@ -34,7 +34,8 @@ from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.model_runner import LaunchedStep, Runner
-from octavo.worker.models.gpu_decoder import GpuDecoder, cos_sin_table
+from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
 from octavo.worker.step_buffer import Int32Array, StepBuffer
@@ -71,7 +72,9 @@ class GpuRunner(Runner):
             vocab_size=config.vocab_size,
         )
         group = config.num_heads // config.num_kv_heads
-        shares_prefixes = not any(config.sliding_windows)  # rows of a window see different parts of a prefix
+        shares_prefixes = all(
+            layer.window is None for layer in config.attention
+        )  # rows of a window see different parts of a prefix
         self._batch = GpuBatch(
             self.limits,
             config.num_kv_heads,
@@ -81,10 +84,13 @@ class GpuRunner(Runner):
             device,
         )
         self._pool_words = kv_cache.pool.view(kv_cache.num_blocks, -1).view(torch.int32)
+        tables = {
+            rope: cos_sin_table(rope, config.head_dim, max_model_len, device) for rope in dict.fromkeys(config.ropes)
+        }
         self._attention = TritonAttention(
             kv_cache.pool,
             self._batch.tables.on_device,
-            cos_sin_table(config, max_model_len, device),
+            [tables[rope] for rope in config.ropes],
             make_scratch(
                 self._batch.max_items(),
                 max_num_batched_tokens,
@@ -95,8 +101,8 @@ class GpuRunner(Runner):
                 device,
             ),
             config.num_heads,
-            config.sliding_windows,
-            config.rms_norm_eps,
+            config.attention,
+            config.norm_eps,
             kv_cache.scales,
         )
         self._max_draws = MAX_DRAWS_PER_SLOT * max_num_seqs + 1024

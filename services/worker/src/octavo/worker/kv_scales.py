@@ -42,7 +42,7 @@ def calibrate(model: Decoder, seed: int = 0) -> Tensor:
         query_lens_on_host=lens,
         seq_lens_on_host=lens,
     )
-    attention = TorchAttention(kv_cache.pool, config.num_heads, config.sliding_windows)
+    attention = TorchAttention(kv_cache.pool, config.num_heads, config.attention)
     token_ids = torch.randint(config.vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(seed))
     model.forward(token_ids.to(device), positions, attention.prepare(metadata))
     return scales_for(kv_cache.pool.abs().amax((0, 4, 5)).float())

@@ -35,12 +35,18 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         torch.set_num_threads(config.num_threads)
     progress("reading config.json")
     device = _device(config.device)
-    model_config = read_model_config(config.model)
+    model_config = read_model_config(config.model, config.max_model_len)
     dtype = _dtype(config.dtype, model_config, device)
     max_model_len = _max_model_len(config, model_config)
     progress("loading weights 0 %")
     load = make_dummy_decoder if config.load_format == "dummy" else load_decoder
-    model = load(config.model, dtype, device, lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"))
+    model = load(
+        config.model,
+        dtype,
+        device,
+        lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"),
+        max_model_len,
+    )
     progress("allocating the KV pool")
     stored = kv_dtype(config, model.dtype)
     kv_scales = None
@@ -83,7 +89,7 @@ def _new_runner(
     return ModelRunner(
         model,
         kv_cache,
-        TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows, kv_cache.scales),
+        TorchAttention(kv_cache.pool, model.config.num_heads, model.config.attention, kv_cache.scales),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,

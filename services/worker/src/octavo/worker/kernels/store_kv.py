@@ -58,8 +58,8 @@ def _store_kv_kernel(
             key_weight_y = tl.load(key_norm_ptr + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
             weight_x = tl.where(is_query[:, None], query_weight_x, key_weight_x)
             weight_y = tl.where(is_query[:, None], query_weight_y, key_weight_y)
-            x = ((x * scale[:, None]).to(first.dtype) * weight_x).to(tl.float32)
-            y = ((y * scale[:, None]).to(first.dtype) * weight_y).to(tl.float32)
+            x = ((x * scale[:, None]).to(weight_x.dtype) * weight_x).to(tl.float32)
+            y = ((y * scale[:, None]).to(weight_y.dtype) * weight_y).to(tl.float32)
         cos = tl.load(cos_sin_ptr + position * HEAD_DIM + pair, mask=in_head, other=1.0)[None, :]
         sin = tl.load(cos_sin_ptr + position * HEAD_DIM + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
         turned_first = tl.where(is_value[:, None], first, (x * cos - y * sin).to(first.dtype))

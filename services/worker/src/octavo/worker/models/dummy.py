@@ -16,10 +16,15 @@ STANDARD_DEVIATION = 0.02
 
 
 def make_dummy_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress = lambda share: None, seed: int = 0
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress = lambda share: None,
+    max_model_len: int | None = None,
+    seed: int = 0,
 ) -> Decoder:
     """A decoder of the shapes in `folder`/config.json. The same seed gives the same weights on the same device."""
-    config = read_model_config(folder)
+    config = read_model_config(folder, max_model_len)
     config = replace(config, tied_embeddings=bool(config.tied_embeddings))
     shapes = expected_tensors(config)
     num_expected = sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -28,12 +33,14 @@ def make_dummy_decoder(
 
     class Dummy:
         has_room_for_two = False
+        num_readers = 1  # one after the other, so that a seed always means the same weights
 
-        def load(self, *names: str) -> Tensor:
+        def load(self, *names: str, dtype: torch.dtype | None = dtype) -> Tensor:
             nonlocal num_made
             shape = (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
             if len(shape) == 1 and names[0].endswith("norm.weight"):
-                made = torch.ones(shape, dtype=dtype, device=device)
+                neutral = 0.0 if config.norms_add_one else 1.0
+                made = torch.full(shape, neutral, dtype=dtype, device=device)
             else:
                 made = torch.empty(shape, dtype=dtype, device=device)
                 made.normal_(std=STANDARD_DEVIATION, generator=generator)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.worker.kernels.few_row_linear import MAX_ROWS, add_few_row_linear
+from octavo.worker.kernels.gate_mul import gelu_mul, silu_mul
 from octavo.worker.kernels.rms_norm import rms_norm
-from octavo.worker.kernels.silu_mul import silu_mul
-from octavo.worker.models.config import ModelConfig
-from octavo.worker.models.decoder import Decoder, DecoderLayer
+from octavo.worker.models.config import DecoderConfig, ModelConfig
+from octavo.worker.models.decoder import Decoder, DecoderLayer, cap_logits_
 from octavo.worker.models.linear import Linear, PlainLinear
-from octavo.worker.models.rotary import inverse_frequencies
 
 Norms = tuple[Tensor, Tensor]
 """Weights that normalise query and key heads, each [head_dim]."""
@@ -32,35 +30,71 @@ class FusedAttention(ABC):
         """
 
 
-class GpuDecoder:
+class GpuModel(ABC):
+    """What the GPU's runner asks of a model."""
+
+    config: ModelConfig
+    can_capture: bool
+    """A forward pass may be recorded as a graph."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of hidden states, keys and values."""
+
+    @abstractmethod
+    def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
+        """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Fill and return `out` [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
+
+
+class GpuDecoder(GpuModel):
     """Runs a decoder's weights with the kernels of this package."""
+
+    config: DecoderConfig
+    can_capture = True
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self.config = decoder.config
+        self._gate = silu_mul if decoder.config.activation == "silu" else gelu_mul
         assert isinstance(decoder.output, PlainLinear)
         self._output_weight = decoder.output.weight
 
     @property
-    def config(self) -> ModelConfig:
-        return self.decoder.config
-
-    @property
     def device(self) -> torch.device:
+        """See GpuModel."""
         return self.decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """See GpuModel."""
         return self.decoder.dtype
 
     def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
-        """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
-        eps = self.config.rms_norm_eps
-        hidden = F.embedding(token_ids, self.decoder.embedding)
+        """See GpuModel."""
+        eps = self.config.norm_eps
+        hidden = self.decoder.embed(token_ids)
         for index, layer in enumerate(self.decoder.layers):
             heads = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
-            hidden = _add_to(hidden, layer.output, self._attend(index, layer, heads, attention))
-            hidden = _add_to(hidden, layer.down, silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))))
+            attended = self._attend(index, layer, heads, attention)
+            hidden = self._add(hidden, layer.output, attended, layer.output_norm)
+            gated = self._gate(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)))
+            hidden = self._add(hidden, layer.down, gated, layer.down_norm)
         return hidden
+
+    def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
+        if norm is None:
+            return _add_to(residual, linear, x)
+        return residual.add_(rms_norm(linear(x), norm, self.config.norm_eps))
 
     def _attend(self, index: int, layer: DecoderLayer, heads: Tensor, attention: FusedAttention) -> Tensor:
         norms = None
@@ -69,9 +103,9 @@ class GpuDecoder:
         return attention.forward(index, heads.view(len(heads), -1, self.config.head_dim), norms)
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Fill and return `out` [num_rows, vocab_size] for hidden states [num_rows, hidden_size]."""
-        normalised = rms_norm(hidden, self.decoder.norm, self.config.rms_norm_eps)
-        return torch.mm(normalised, self._output_weight.t(), out=out)
+        """See GpuModel."""
+        normalised = rms_norm(hidden, self.decoder.norm, self.config.norm_eps)
+        return cap_logits_(torch.mm(normalised, self._output_weight.t(), out=out), self.config.logit_cap)
 
 
 def _add_to(residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
@@ -79,10 +113,3 @@ def _add_to(residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
     if len(x) <= MAX_ROWS and x.dtype != torch.float32 and isinstance(linear, PlainLinear):
         return add_few_row_linear(residual, x, linear.weight, linear.bias)
     return linear.add_to(residual, x)
-
-
-def cos_sin_table(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:
-    """float32 [num_positions, head_dim]: cosines of the half, then sines."""
-    frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
-    angles = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * frequencies
-    return torch.cat((angles.cos(), angles.sin()), -1)

@@ -1,73 +1,82 @@
-"""Builds a decoder from a folder of safetensors files. Pickled checkpoints are never opened."""
+"""Builds a decoder from a folder of safetensors files."""
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.worker.free_memory import free_host_bytes
-from octavo.worker.models.config import ModelConfig, read_model_config
+from octavo.worker.models.config import DecoderConfig, read_model_config
 from octavo.worker.models.decoder import Decoder, DecoderLayer
 from octavo.worker.models.errors import (
     MissingTensorError,
-    ModelLoadError,
     TensorShapeError,
     UnexpectedTensorError,
     name_some,
 )
 from octavo.worker.models.linear import Linear, can_pack, make_linear
+from octavo.worker.models.tensor_files import Shape, StoredTensor, TensorReader, open_tensor_files
 
-INDEX = "model.safetensors.index.json"
 MAX_SHARE_OF_FREE_MEMORY = 0.2
 """Of the host's, that the weights of a model may take to be kept in two layouts."""
+NUM_GPU_READERS = 8
+"""Threads that fill a GPU: its link takes what about eight of them copy out of the page cache."""
 OUTPUT = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
 
-Shape = tuple[int, ...]
 Progress = Callable[[float], None]
 """Told the share of bytes that are loaded, 0 to 1."""
 
 
 def load_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress = lambda share: None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress = lambda share: None,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Read the model in `folder`. Raises ModelLoadError, or a subclass that names the tensors or setting at fault."""
-    config = read_model_config(folder)
-    with ExitStack() as stack:
-        checkpoint = Checkpoint(folder, stack, dtype, device, progress)
+    config = read_model_config(folder, max_model_len)
+    with open_tensor_files(folder) as stored:
+        checkpoint = Checkpoint(stored, dtype, device, progress)
         if config.tied_embeddings is None:
-            config = replace(config, tied_embeddings=OUTPUT not in checkpoint.names)
+            config = replace(config, tied_embeddings=OUTPUT not in stored)
         checkpoint.compare(expected_tensors(config), ignored={OUTPUT} if config.tied_embeddings else set())
-        return build_decoder(config, checkpoint)
+        decoder = build_decoder(config, checkpoint)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return decoder
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     """Names and shapes of all tensors that the decoder needs, as Hugging Face checkpoints name them."""
-    hidden, head_dim = config.hidden_size, config.head_dim
+    hidden, head_dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     query_size, key_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    expected: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    expected: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not config.tied_embeddings:
         expected[OUTPUT] = (config.vocab_size, hidden)
-    matrices = {
-        "self_attn.q_proj": (query_size, hidden, config.qkv_bias),
-        "self_attn.k_proj": (key_size, hidden, config.qkv_bias),
-        "self_attn.v_proj": (key_size, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, query_size, config.output_bias),
-        "mlp.gate_proj": (config.intermediate_size, hidden, config.mlp_bias),
-        "mlp.up_proj": (config.intermediate_size, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, config.intermediate_size, config.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    names = TensorNames(config)
+    qkv = dict(zip(names.qkv, (query_size, key_size, key_size), strict=False))
+    gate_up = dict.fromkeys(names.gate_up, inner)
+    if config.fused_projections:
+        qkv, gate_up = {names.qkv[0]: query_size + 2 * key_size}, {names.gate_up[0]: 2 * inner}
+    matrices = {name: (rows, hidden, config.qkv_bias) for name, rows in qkv.items()}
+    matrices |= {name: (rows, hidden, config.mlp_bias) for name, rows in gate_up.items()}
+    matrices[names.output] = (hidden, query_size, config.output_bias)
+    matrices[names.down] = (hidden, inner, config.mlp_bias)
+    norms = dict.fromkeys((names.input_norm, names.mlp_norm), hidden)
+    if config.post_norms:
+        norms |= dict.fromkeys((names.output_norm, names.down_norm), hidden)
     if config.qk_norm:
-        norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
+        norms |= dict.fromkeys((names.query_norm, names.key_norm), head_dim)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         expected |= {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
@@ -78,37 +87,45 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     return expected
 
 
+class TensorNames:
+    """What a layer's tensors are called in the checkpoint, after `model.layers.N.`."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        fused = config.fused_projections
+        self.qkv = ("self_attn.qkv_proj",) if fused else tuple(f"self_attn.{part}_proj" for part in "qkv")
+        self.gate_up = ("mlp.gate_up_proj",) if fused else ("mlp.gate_proj", "mlp.up_proj")
+        self.output, self.down = "self_attn.o_proj", "mlp.down_proj"
+        self.query_norm, self.key_norm = "self_attn.q_norm", "self_attn.k_norm"
+        self.input_norm = "input_layernorm"
+        # Where what is added to the residual is normalised too, the name of the MLP's norm stands for another.
+        self.mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+        self.output_norm, self.down_norm = "post_attention_layernorm", "post_feedforward_layernorm"
+
+
 class Checkpoint:
-    """The open safetensors files of one model folder."""
+    """The open safetensors files of one model folder. Several threads may load at once."""
 
     def __init__(
-        self, folder: Path, stack: ExitStack, dtype: torch.dtype, device: torch.device, progress: Progress
+        self, stored: dict[str, StoredTensor], dtype: torch.dtype, device: torch.device, progress: Progress
     ) -> None:
-        self._dtype, self._device, self._progress = dtype, device, progress
-        self._files: dict[str, Any] = {}
-        for path in _safetensors_files(folder):
-            try:
-                opened = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
-            except (SafetensorError, OSError) as error:
-                raise ModelLoadError(f"{path} cannot be read: {error}") from error
-            self._files |= dict.fromkeys(opened.keys(), opened)
+        self._stored, self._dtype, self._device, self._progress = stored, dtype, device, progress
+        self._reader = TensorReader(device)
         self._num_loaded, self._num_expected = 0, 1
+        self._lock = threading.Lock()  # of the count above, and of the order of reports
+        self.num_readers = NUM_GPU_READERS if device.type == "cuda" else 1
         self.has_room_for_two = False
         """Weights may be kept in two layouts, each for the number of rows that it suits."""
 
-    @property
-    def names(self) -> set[str]:
-        return set(self._files)
-
     def compare(self, expected: dict[str, Shape], ignored: set[str]) -> None:
         """Raise if a tensor is missing, not expected, or of another shape; before any is loaded."""
-        if missing := expected.keys() - self.names:
+        names = self._stored.keys()
+        if missing := expected.keys() - names:
             raise MissingTensorError(f"the checkpoint lacks {name_some(missing)}")
-        extra = {name for name in self.names - expected.keys() - ignored if not name.endswith("rotary_emb.inv_freq")}
+        extra = {name for name in names - expected.keys() - ignored if not name.endswith("rotary_emb.inv_freq")}
         if extra:
             raise UnexpectedTensorError(f"the checkpoint has tensors that the model does not use: {name_some(extra)}")
         for name, shape in expected.items():
-            found = tuple(self._files[name].get_slice(name).get_shape())
+            found = self._stored[name].shape
             if found != shape:
                 raise TensorShapeError(f"{name} is {list(found)} in the checkpoint, {list(shape)} by config.json")
         self._num_expected = sum(torch.Size(shape).numel() for shape in expected.values())
@@ -117,32 +134,19 @@ class Checkpoint:
             can_pack(self._dtype, self._device) and num_bytes <= MAX_SHARE_OF_FREE_MEMORY * free_host_bytes()
         )
 
-    def load(self, *names: str) -> Tensor:
-        """The tensors, joined along their first dimension, in memory of our own."""
-        parts = [self._files[name].get_tensor(name) for name in names]
-        joined = torch.empty(
-            (sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=self._dtype, device=self._device
-        )
-        torch.cat([part.to(self._device, self._dtype) for part in parts], out=joined)
-        self._num_loaded += joined.numel()
-        self._progress(self._num_loaded / self._num_expected)
+    def load(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """See Weights."""
+        parts = [self._stored[name] for name in names]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        joined = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        first = 0
+        for part in parts:
+            self._reader.read(part, joined[first : first + part.shape[0]])
+            first += part.shape[0]
+        with self._lock:
+            self._num_loaded += joined.numel()
+            self._progress(self._num_loaded / self._num_expected)
         return joined
-
-
-def _safetensors_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.exists():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelLoadError(f"{index} cannot be read: {error!r}") from error
-        if odd := {name for name in names if Path(name).name != name or not name.endswith(".safetensors")}:
-            raise ModelLoadError(f"{index} names files that are no safetensors files beside it: {name_some(odd)}")
-        return [folder / name for name in sorted(names)]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{folder} has no *.safetensors file; other formats must be converted first")
-    return files
 
 
 class Weights(Protocol):
@@ -150,40 +154,58 @@ class Weights(Protocol):
 
     has_room_for_two: bool
     """There is memory for a second copy of each matrix."""
+    num_readers: int
+    """Threads that may load at once."""
 
-    def load(self, *names: str) -> Tensor:
-        """The tensors, joined along their first dimension, in memory of our own."""
+    def load(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensors, joined along their first dimension, in memory of our own, of the model's type or `dtype`."""
 
 
-def build_decoder(config: ModelConfig, checkpoint: Weights) -> Decoder:
+def build_decoder(config: DecoderConfig, checkpoint: Weights) -> Decoder:
     """The decoder that `config` describes."""
-    embedding = checkpoint.load(EMBEDDING)
-    output = embedding if config.tied_embeddings else checkpoint.load(OUTPUT)
-    return Decoder(
-        config=config,
-        embedding=embedding,
-        layers=[_build_layer(config, checkpoint, f"model.layers.{layer}.") for layer in range(config.num_layers)],
-        norm=checkpoint.load("model.norm.weight"),
-        output=make_linear(output, single=output.t()),
-    )
+    with ThreadPoolExecutor(checkpoint.num_readers, "load") as pool:
+        pending = [
+            pool.submit(_build_layer, config, checkpoint, f"model.layers.{layer}.")
+            for layer in range(config.num_layers)
+        ]
+        try:
+            embedding = pool.submit(checkpoint.load, EMBEDDING)
+            output = embedding if config.tied_embeddings else pool.submit(checkpoint.load, OUTPUT)
+            return Decoder(
+                config=config,
+                layers=[one.result() for one in pending],
+                embedding=embedding.result(),
+                norm=_load_norm(config, checkpoint, FINAL_NORM),
+                output=make_linear(output.result(), single=output.result().t()),
+            )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _build_layer(config: ModelConfig, checkpoint: Weights, prefix: str) -> DecoderLayer:
+def _load_norm(config: DecoderConfig, checkpoint: Weights, name: str) -> Tensor:
+    return checkpoint.load(name, dtype=torch.float32).add_(1.0) if config.norms_add_one else checkpoint.load(name)
+
+
+def _build_layer(config: DecoderConfig, checkpoint: Weights, prefix: str) -> DecoderLayer:
     def linear(has_bias: bool, *names: str) -> Linear:
         weight = checkpoint.load(*(f"{prefix}{name}.weight" for name in names))
         bias = checkpoint.load(*(f"{prefix}{name}.bias" for name in names)) if has_bias else None
         return make_linear(weight, bias, weight.t().contiguous() if checkpoint.has_room_for_two else None)
 
     def norm(name: str) -> Tensor:
-        return checkpoint.load(f"{prefix}{name}.weight")
+        return _load_norm(config, checkpoint, f"{prefix}{name}.weight")
 
+    names = TensorNames(config)
     return DecoderLayer(
-        input_norm=norm("input_layernorm"),
-        qkv=linear(config.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        query_norm=norm("self_attn.q_norm") if config.qk_norm else None,
-        key_norm=norm("self_attn.k_norm") if config.qk_norm else None,
-        output=linear(config.output_bias, "self_attn.o_proj"),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
-        down=linear(config.mlp_bias, "mlp.down_proj"),
+        input_norm=norm(names.input_norm),
+        qkv=linear(config.qkv_bias, *names.qkv),
+        query_norm=norm(names.query_norm) if config.qk_norm else None,
+        key_norm=norm(names.key_norm) if config.qk_norm else None,
+        output=linear(config.output_bias, names.output),
+        output_norm=norm(names.output_norm) if config.post_norms else None,
+        mlp_norm=norm(names.mlp_norm),
+        gate_up=linear(config.mlp_bias, *names.gate_up),
+        down=linear(config.mlp_bias, names.down),
+        down_norm=norm(names.down_norm) if config.post_norms else None,
     )

@@ -1,0 +1,64 @@
+"""The decoder by its kernels against transformers: settings of each layer reach prefill, decode and rotation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.worker.attention_plan import cut_queries, decode_items
+from octavo.worker.attention_triton import TritonAttention, TritonStep
+from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
+from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
+from octavo.worker.models import linear, weights
+from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.models.rotary import cos_sin_table
+from octavo.worker.models.weights import load_decoder
+from support.tiny_models import prompt_of, save_tiny_model
+
+BLOCK_SIZE, BLOCKS, NUM_PROMPT = 16, (3, 0, 2), 33
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3_longrope", "smollm3_window"])
+@torch.inference_mode()
+def test_logits_equal_those_of_transformers(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (linear, weights):  # the kernels read plain weights, also where they are interpreted on a CPU
+        monkeypatch.setattr(module, "can_pack", lambda dtype, device: False)
+    tiny = save_tiny_model(name, tmp_path)
+    model = GpuDecoder(load_decoder(tiny.folder, torch.float32, torch.device(device), max_model_len=256))
+    config, token_ids = model.config, prompt_of(NUM_PROMPT + 1)
+    pool_shape = (4, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    shared = TritonAttention(
+        torch.full(pool_shape, torch.nan, device=device),
+        torch.tensor([BLOCKS], dtype=torch.int32, device=device),
+        [cos_sin_table(rope, config.head_dim, 256, model.device) for rope in config.ropes],
+        make_scratch(16, 64, 1, config.num_heads, config.num_kv_heads, config.head_dim, model.device),
+        config.num_heads,
+        config.attention,
+        config.norm_eps,
+    )
+
+    def int32(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def logits(first: int, decodes: DecodeRows | None, prefills: PrefillRows | None) -> torch.Tensor:
+        positions = range(first, NUM_PROMPT if prefills else NUM_PROMPT + 1)
+        slots = [BLOCKS[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in positions]
+        step = TritonStep(shared, int32(*positions), torch.tensor(slots, device=device), decodes, None, prefills)
+        hidden = model.forward(int32(*token_ids[first : positions[-1] + 1]), step)
+        return model.logits(hidden, torch.empty((len(hidden), config.vocab_size), device=device))
+
+    tiles = cut_queries(
+        np.array([NUM_PROMPT]),
+        np.array([NUM_PROMPT]),
+        queries_per_tile(config.num_heads // config.num_kv_heads, config.head_dim),
+    )
+    chunk = PrefillRows(int32(0), int32(0), int32(NUM_PROMPT), int32(NUM_PROMPT), *(int32(*of) for of in tiles))
+    items = decode_items(np.array([0]), np.array([0]), np.array([NUM_PROMPT + 1]), 16)
+    found = [logits(0, None, chunk), logits(NUM_PROMPT, DecodeRows(int32(*items[0].tolist()).view(1, -1)), None)]
+
+    torch.testing.assert_close(torch.cat(found).cpu(), tiny.logits(token_ids), atol=1e-4, rtol=0)
