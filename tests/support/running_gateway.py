@@ -21,7 +21,7 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_server import listen_http, serve_http
 from octavo.gateway.scheduler_client import SchedulerClient
 from support.scripted_scheduler import Answer, ScriptedScheduler
-from support.small_tokenizer import EOS, byte_level_tokenizer, id_of, model_tokenizer
+from support.small_tokenizer import CHAT_TEMPLATE, EOS, byte_level_tokenizer, id_of, model_tokenizer
 
 MAX_MODEL_LEN = 128
 TOKENIZER = byte_level_tokenizer()
@@ -77,10 +77,14 @@ class RunningGateway:
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    script: Callable[[Submit], Answer], step_s: float = 0.0, **settings: Any
+    script: Callable[[Submit], Answer],
+    step_s: float = 0.0,
+    chat_template: str = CHAT_TEMPLATE,
+    max_model_len: int = MAX_MODEL_LEN,
+    **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
     """Ready when entered; stopped in order when left."""
-    model = ModelInfo("m", MAX_MODEL_LEN, VOCAB_SIZE, (EOS_ID,), max_num_seqs=32, block_size=16)
+    model = ModelInfo("m", max_model_len, VOCAB_SIZE, (EOS_ID,), max_num_seqs=32, block_size=16)
     scheduler = ScriptedScheduler(model, script, step_s)
     settings = {"drain_grace_s": 0.0, **settings}
     config = GatewayConfig(model=Path(), scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
@@ -89,7 +93,7 @@ async def running_gateway(
     )
     listening, stop = listen_http(config), Stop()
     port = listening.getsockname()[1]
-    app = create_app(config, client, model_tokenizer())
+    app = create_app(config, client, model_tokenizer(chat_template))
     serving = asyncio.create_task(serve_http(app, client, listening, config.drain_grace_s, stop))
     base_url = f"http://127.0.0.1:{port}"
     async with (

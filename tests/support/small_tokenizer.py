@@ -23,6 +23,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+TOOL_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Call with <tool_call></tool_call>.<|im_end|>\n{% endif %}{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n{# </think> #}{% if thinks %}<think>\n{% endif %}"
+)
+"""Takes tools, and lets the model think up to a `</think>`; with the variable `thinks`, the prompt has `<think>`."""
+
 BOS, EOS, IM_START = "<|bos|>", "<|im_end|>", "<|im_start|>"
 
 
@@ -50,9 +60,9 @@ def byte_level_tokenizer() -> Tokenizer:
     return Tokenizer.from_str(byte_level_json())
 
 
-def model_tokenizer() -> ModelTokenizer:
-    """With the chat template."""
-    return ModelTokenizer(byte_level_tokenizer(), ChatTemplate(CHAT_TEMPLATE, {"bos_token": BOS}))
+def model_tokenizer(chat_template: str = CHAT_TEMPLATE) -> ModelTokenizer:
+    """With a chat template."""
+    return ModelTokenizer(byte_level_tokenizer(), ChatTemplate(chat_template, {"bos_token": BOS}))
 
 
 def byte_ids(text: str) -> list[int]:

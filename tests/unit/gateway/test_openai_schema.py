@@ -118,9 +118,6 @@ def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value:
     ("name", "value"),
     [
         ("chat_template", "{% for a in range(999) %}{% endfor %}"),
-        ("chat_template_kwargs", {"chat_template": "x"}),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("continue_final_message", True),
         ("add_special_tokens", True),
@@ -129,6 +126,23 @@ def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value:
 )
 def test_chat_options_we_do_not_offer_are_refused_by_name(name: str, value: Any) -> None:
     assert chat_error(**{name: value}).param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [
+        ("chat_template_kwargs", {"a b": 1}, "chat_template_kwargs.a b"),
+        ("chat_template_kwargs", {"a": [1]}, "chat_template_kwargs.a"),
+        ("tools", [{"type": "function"}], "tools[0].function"),
+        ("tools", [{"type": "web_search"}], "tools[0].type"),
+        ("tools", [{"type": "function", "function": {"name": "a b"}}], "tools[0].function.name"),
+        ("tools", [{"type": "function", "function": {"name": "a", "parameters": []}}], "tools[0].function.parameters"),
+        ("tool_choice", "any", "tool_choice"),
+        ("tool_choice", {"type": "function", "function": {}}, "tool_choice.function.name"),
+    ],
+)
+def test_bad_tools_are_refused_by_name(name: str, value: Any, param: str) -> None:
+    assert (chat_error(**{name: value}).param or "").startswith(param)
 
 
 def test_neutral_chat_options_pass() -> None:
@@ -152,7 +166,7 @@ def test_neutral_chat_options_pass() -> None:
         ([{"role": "king", "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([MESSAGES[0], {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0].type"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
         ([{"content": "x"}], "messages[0].role"),
         ([None], "messages[0]"),
         (MESSAGES * 5000, "messages"),

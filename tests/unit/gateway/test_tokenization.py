@@ -23,7 +23,7 @@ async def test_completion_gets_the_start_token_unless_it_is_switched_off() -> No
 
 
 async def test_chat_has_the_start_token_of_its_template_only() -> None:
-    ids = await model_tokenizer().encode_chat([{"role": "user", "content": "the fox"}])
+    ids = (await model_tokenizer().encode_chat([{"role": "user", "content": "the fox"}])).token_ids
     assert ids.count(BOS_ID) == 1
     assert RAW.decode(ids, skip_special_tokens=False) == (
         "<|bos|><|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
@@ -62,5 +62,5 @@ def test_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
 async def test_tokenizer_is_read_from_the_model_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    ids = await load_tokenizer(tmp_path).encode_chat([{"role": "user", "content": "the fox"}])
+    ids = (await load_tokenizer(tmp_path).encode_chat([{"role": "user", "content": "the fox"}])).token_ids
     assert ids == RAW.encode("the fox", add_special_tokens=False).ids

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from octavo.common.errors import OctavoError
 from octavo.gateway import chat, completions, explanations, health, kept_responses, models
+from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, report_of, report_of_status
 from octavo.gateway.request_context import RequestContextMiddleware
@@ -42,7 +43,8 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.add_exception_handler(FieldError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(completions.router(config, client, tokenizer))
-    app.include_router(chat.router(config, client, tokenizer))
+    chats = ChatPreparation(config, client, tokenizer)
+    app.include_router(chat.router(config, chats, tokenizer.pieces))
     app.include_router(kept_responses.router(config, client))
     app.include_router(models.router(client))
     app.include_router(explanations.router(client))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -49,6 +50,22 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """How messages are rendered."""
+
+    tools: Sequence[dict[str, Any]] = ()
+    """What the model is shown of its tools."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the template may read besides the messages."""
+
+
+DEFAULT_OPTIONS = TemplateOptions()
+
+RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+"""Names that a request cannot set among the variables."""
+
+
 class ChatTemplate:
     """Turns messages into the text of a prompt. Raises jinja2.TemplateError if the source cannot be compiled."""
 
@@ -60,14 +77,23 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
+        self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        """It shows tools to the model."""
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], options: TemplateOptions = DEFAULT_OPTIONS) -> str:
         """The prompt, up to where the answer begins. Raises FieldError for messages that the template refuses."""
+        variables = {
+            **options.variables,
+            **self._special_tokens,
+            "messages": messages,
+            "add_generation_prompt": True,
+            "tools": options.tools or None,
+            "documents": None,
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            return self._template.render(variables)
+        except Exception as error:  # a template can fail in any way
             raise FieldError(
                 "messages", f"messages: the chat template refuses them: {error}", "invalid_value"
             ) from None

@@ -15,6 +15,7 @@ from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.generation_response import GenerationJob, GenerationResponse
+from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
 from octavo.gateway.request_checks import (
@@ -50,7 +51,7 @@ class CompletionFormat:
             "created": int(time.time()),
             "model": model_name,
         }
-        self._frame = sse.ChunkFrame(self._envelope, usage_is_null=bool(options and options.include_usage))
+        self._frame = sse.ChunkFrame(self._envelope, has_usage=bool(options and options.include_usage))
         self._prompts = prompts
         self._n = request.n or 1
         self._has_logprobs = request.logprobs is not None
@@ -58,13 +59,19 @@ class CompletionFormat:
         self._pieces = pieces
         self._begun: set[int] = set()
 
+    def start(self, usage: dict[str, Any]) -> bytes:
+        return b""
+
     def chunk(self, choice: int, delta: Delta) -> bytes:
         return self._frame.chunk(self._choice(choice, delta))
 
-    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        return sse.event({**self._envelope, "choices": [], "usage": usage})
+    async def end(self, usage: dict[str, Any]) -> bytes:
+        return self._frame.end(usage)
 
-    def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+    def failure(self, report: ErrorReport) -> bytes:
+        return sse.event(report.body)
+
+    async def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         entries = [self._choice(index, choice) for index, choice in enumerate(choices)]
         return {**self._envelope, "choices": entries, "usage": usage}
 
@@ -127,7 +134,6 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=answer_format,
                 is_stream=bool(body.stream),
-                includes_usage=bool(body.stream_options and body.stream_options.include_usage),
                 received_s=request.state.received_s,
             ),
         )

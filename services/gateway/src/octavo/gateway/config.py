@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -74,6 +75,15 @@ class GatewayConfig(ServiceConfig):
 
     salt_secret: SecretStr = SecretStr("")
     """Enters the salt of every prefix block, so that nobody outside can build one. The same for all gateways."""
+
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
+    """How the model writes calls of tools. `auto` tells it from the chat template; with `none`, tools are refused."""
+
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """How the model marks reasoning: `think` is `<think>...</think>`. `auto` tells it from the chat template."""
+
+    max_tools: int = Field(default=128, gt=0)
+    """Tools in one request."""
 
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that encode long prompts."""

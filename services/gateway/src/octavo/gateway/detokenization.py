@@ -54,10 +54,12 @@ class _Pieces(dict[int, bytes]):
 class TokenPieces:
     """What each token adds to the text, as bytes. Raises UnsupportedDecoderError for decoders it does not know.
 
+    The special tokens in `shown` are seen even where special tokens are left out.
+
     Known are ByteLevel; Replace, ByteFallback, Fuse and a Strip of leading characters; Metaspace; and none at all.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._replacements: list[tuple[str, str]] = []
         self._has_byte_tokens = False
@@ -69,6 +71,7 @@ class TokenPieces:
         """Stands between any two tokens."""
         to_bytes = self._read_decoder()
         special = frozenset(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
+        special -= shown
         self.all = _Pieces(tokenizer, to_bytes, frozenset())
         self.without_special = _Pieces(tokenizer, to_bytes, special)
 

@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
 from octavo.common.messages.generation import ChoiceFinished, SampledToken
-from octavo.gateway import metrics, sse
+from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
-from octavo.gateway.http_errors import report_of
+from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
 
 log = structlog.get_logger()
@@ -30,13 +30,19 @@ CLIENT_GONE_STATUS = 499
 class AnswerFormat(Protocol):
     """How a route writes its answers. One object per request."""
 
+    def start(self, usage: dict[str, Any]) -> bytes:
+        """The events of a stream before the first one of any choice."""
+
     def chunk(self, choice: int, delta: Delta) -> bytes:
-        """The event for what is new of one choice."""
+        """The events for what is new of one choice; empty if that shows nothing."""
 
-    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        """The event with no choices that follows the last one of any choice."""
+    async def end(self, usage: dict[str, Any]) -> bytes:
+        """The events that follow the last one of any choice."""
 
-    def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+    def failure(self, report: ErrorReport) -> bytes:
+        """The event that ends a stream early."""
+
+    async def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         """The whole answer."""
 
 
@@ -52,8 +58,6 @@ class GenerationJob:
     rules: OutputRules
     answer_format: AnswerFormat
     is_stream: bool
-    includes_usage: bool
-    """A stream ends with the token counts. A body always has them."""
     received_s: float
     """`time.perf_counter()` at the request's arrival."""
 
@@ -101,21 +105,22 @@ class GenerationResponse(Response):
         job, run = self._job, self._run
         try:
             async for events in generation:
-                await self._begin(send, b"text/event-stream; charset=utf-8")
-                deltas = run.take(events, generation)
-                if deltas:
-                    chunk = b"".join([job.answer_format.chunk(choice, delta) for choice, delta in deltas])
+                chunks = []
+                if not self._has_begun:
+                    await self._begin(send, b"text/event-stream; charset=utf-8")
+                    chunks.append(job.answer_format.start(run.usage(generation)))
+                chunks += [job.answer_format.chunk(choice, delta) for choice, delta in run.take(events, generation)]
+                if chunk := b"".join(chunks):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             run.check_all_ended()
+            end = await job.answer_format.end(run.usage(generation))
         except Exception as error:
             if not self._has_begun or isinstance(error, OSError):
                 raise
             if not isinstance(error, OctavoError):
                 log.exception("stream failed", request_id=job.request_id)
-            await send({"type": "http.response.body", "body": sse.event(report_of(error).body), "more_body": False})
-            return
-        end = job.answer_format.usage_chunk(run.usage(generation)) if job.includes_usage else b""
-        await send({"type": "http.response.body", "body": end + sse.DONE, "more_body": False})
+            end = job.answer_format.failure(report_of(error))
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _collect(self, generation: Generation, send: Send) -> None:
         run = self._run
@@ -125,13 +130,11 @@ class GenerationResponse(Response):
                 collected[choice].append(delta)
         run.check_all_ended()
         choices = [_joined(collected[choice]) for choice in run.returned_choices()]
-        body = orjson.dumps(self._job.answer_format.body(choices, run.usage(generation)))
+        body = orjson.dumps(await self._job.answer_format.body(choices, run.usage(generation)))
         await self._begin(send, b"application/json", len(body))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _begin(self, send: Send, media_type: bytes, length: int | None = None) -> None:
-        if self._has_begun:
-            return
         self._has_begun = True
         headers = [(b"content-type", media_type)]
         if length is None:

@@ -13,6 +13,11 @@ from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, w
 _MAX_INT32 = 2**31 - 1
 _MAX_MESSAGES, _MAX_PARTS = 4096, 1024
 
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+TemplateVariables = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")], str | bool | int | float | None],
+    Field(max_length=32),
+]
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_INT32)]
 
 
@@ -109,6 +114,33 @@ class TextPart(_Body):
     text: str
 
 
+class CalledFunction(_Body):
+    """What a call of a tool called."""
+
+    name: ToolName
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCall(_Body):
+    """A call of a tool in an earlier answer."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: with the arguments as an object, if they are one."""
+        try:
+            arguments = orjson.loads(self.function.arguments)
+        except orjson.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = self.function.arguments
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class ChatMessage(BaseModel):
     """One message. What only describes an earlier answer passes if it is null."""
 
@@ -121,7 +153,8 @@ class ChatMessage(BaseModel):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_PARTS)] | None = None
+    reasoning_content: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -134,7 +167,48 @@ class ChatMessage(BaseModel):
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         return message
+
+
+class Function(_Body):
+    """What a tool is to the model."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of an object."""
+    strict: bool | None = None
+    """Passes without effect on calls that the model makes of its own accord."""
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+class Tool(_Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Body):
+    """A function by its name."""
+
+    name: ToolName
+
+
+class NamedTool(_Body):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(GenerationRequest):
@@ -147,6 +221,16 @@ class ChatRequest(GenerationRequest):
     """Give log-probabilities. Default false."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Most likely tokens at each place; needs `logprobs`."""
+    tools: list[Tool] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """`auto`, the default with tools: the model decides. `none`: it is not shown the tools."""
+    parallel_tool_calls: bool | None = None
+    """Give more than one call. Default true."""
+    include_reasoning: bool | None = None
+    """Give the reasoning of models that mark it, as `reasoning_content`. Default true."""
+    chat_template_kwargs: TemplateVariables | None = None
+    """Variables for the model's chat template, such as `enable_thinking`."""
 
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest)
@@ -193,7 +277,9 @@ def _first_problem(error: ValidationError) -> FieldError:
 
 def _is_union_branch(part: int | str) -> bool:
     """Pydantic puts the kind it tried into the path of a field that may be of several kinds."""
-    return isinstance(part, str) and (part in ("str", "TextPart") or part.startswith(("list[", "constrained-")))
+    return isinstance(part, str) and (
+        part in ("str", "TextPart", "NamedTool") or part.startswith(("list[", "constrained-", "literal["))
+    )
 
 
 def _path(parts: list[int | str]) -> str | None:

@@ -14,13 +14,26 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-class ChunkFrame:
-    """Events of one stream that differ in their last fields only; the others are encoded once."""
+def named_event(body: dict[str, Any]) -> bytes:
+    """One event that has its `type` also as the event's name."""
+    return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
-    def __init__(self, envelope: dict[str, Any], *, usage_is_null: bool) -> None:
+
+class ChunkFrame:
+    """Events of one stream that differ in their last fields only; the others are encoded once.
+
+    With usage the token counts come in an event of their own at the end, and are null in all others.
+    """
+
+    def __init__(self, envelope: dict[str, Any], *, has_usage: bool) -> None:
+        self._envelope, self._has_usage = envelope, has_usage
         self._prefix = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
-        self._suffix = b'],"usage":null}\n\n' if usage_is_null else b"]}\n\n"
+        self._suffix = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
     def chunk(self, choice: dict[str, Any]) -> bytes:
         """An event with one choice."""
         return self._prefix + orjson.dumps(choice) + self._suffix
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        """What ends the stream."""
+        return (event({**self._envelope, "choices": [], "usage": usage}) if self._has_usage else b"") + DONE

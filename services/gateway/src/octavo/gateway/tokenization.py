@@ -9,19 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from octavo.gateway.chat_template import ChatTemplate, load_chat_template
+from octavo.gateway.chat_template import DEFAULT_OPTIONS, ChatTemplate, TemplateOptions, load_chat_template
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import FieldError
+from octavo.gateway.reasoning import THINK
 
 _MAX_CHARS_ON_LOOP = 4096  # about 2 ms of encoding
 _CHARS_PER_MESSAGE = 32  # what a template writes around a message
+_CHARS_PER_TOKEN = 4
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    """The prompt that messages became."""
+
+    token_ids: list[int]
+    is_thinking: bool
+    """It ends with `<think>`: reasoning comes next."""
 
 
 class ModelTokenizer:
@@ -31,22 +43,44 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self.pieces = TokenPieces(tokenizer)
         """What each token adds to a text."""
+        self._pieces_with: dict[frozenset[str], TokenPieces] = {frozenset(): self.pieces}
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """Ids of each text. Long ones are encoded in a thread."""
         return await self._run(sum(map(len, texts)), lambda: self._encode(texts, add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of the rendered messages. Raises FieldError if the model has no template or it refuses them."""
-        template = self._chat_template
+    async def encode_chat(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = DEFAULT_OPTIONS
+    ) -> EncodedChat:
+        """The rendered messages as ids. Raises FieldError if the model has no template or it refuses them."""
+        template = self.chat_template
         if template is None:
             raise FieldError("messages", "messages: this model has no chat template; use /v1/completions")
+
+        def encode() -> EncodedChat:
+            text = template.render(messages, options)
+            return EncodedChat(self._encode([text], False)[0], text.rstrip().endswith(THINK))
+
         num_chars = sum(_CHARS_PER_MESSAGE + len(message["content"]) for message in messages)
-        return await self._run(num_chars, lambda: self._encode([template.render(messages)], False)[0])
+        has_calls = bool(options.tools) or any("tool_calls" in message for message in messages)
+        return await self._run(_MAX_CHARS_ON_LOOP + 1 if has_calls else num_chars, encode)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, with special tokens."""
+        decode: Callable[..., list[str]] = self._tokenizer.decode_batch
+        return await self._run(
+            _CHARS_PER_TOKEN * len(token_ids), lambda: decode([list(token_ids)], skip_special_tokens=False)[0]
+        )
+
+    def pieces_with(self, marks: frozenset[str]) -> TokenPieces:
+        """What each token adds to a text in which these special tokens are seen, although others are left out."""
+        if marks not in self._pieces_with:
+            self._pieces_with[marks] = TokenPieces(self._tokenizer, shown=marks)
+        return self._pieces_with[marks]
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # Unlike `encode`, which keeps Python's lock, the batch functions let other threads run.

@@ -1,0 +1,101 @@
+"""From a chat request to its generation, for all routes that converse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from octavo.common.messages.generation import ModelInfo
+from octavo.gateway.answer_reading import AnswerReading, model_answers
+from octavo.gateway.cache_salt import salt_of
+from octavo.gateway.chat_template import RESERVED_VARIABLES, TemplateOptions
+from octavo.gateway.choice_output import OutputRules
+from octavo.gateway.completions import output_rules
+from octavo.gateway.config import GatewayConfig
+from octavo.gateway.generation_response import AnswerFormat, GenerationJob, GenerationResponse
+from octavo.gateway.http_errors import FieldError
+from octavo.gateway.openai_schema import ChatRequest
+from octavo.gateway.request_checks import check_options, complete_prompt, served_model
+from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.tokenization import ModelTokenizer
+from octavo.gateway.tool_choice import tool_use
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A checked request whose prompt is token ids."""
+
+    request: ChatRequest
+    model: ModelInfo
+    prompt: Prompt
+    num_returned: int
+    rules: OutputRules
+    reading: AnswerReading
+
+
+class ChatPreparation:
+    """Knows the model; one for all requests."""
+
+    def __init__(self, config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> None:
+        self._config, self._client, self._tokenizer = config, client, tokenizer
+        self._answers = model_answers(config, tokenizer.chat_template)
+
+    @property
+    def has_reasoning(self) -> bool:
+        """The model marks reasoning, and it is told from the answer."""
+        return self._answers.has_reasoning
+
+    async def prepare(self, request: ChatRequest) -> PreparedChat:
+        """Raises FieldError and OctavoError for a request that cannot be served."""
+        model = served_model(self._client, request.model)
+        options = check_options(request, 1, self._config, model)
+        token_ids, reading = await self._encode(request)
+        return PreparedChat(
+            request,
+            model,
+            complete_prompt(token_ids, "messages", options, model),
+            options.num_returned,
+            output_rules(request, options, model, self._tokenizer.pieces_with(reading.marks)),
+            reading,
+        )
+
+    async def num_prompt_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that the messages become. Raises as `prepare` does."""
+        served_model(self._client, request.model)
+        return len((await self._encode(request))[0])
+
+    async def _encode(self, request: ChatRequest) -> tuple[list[int], AnswerReading]:
+        tools = tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
+        messages = [message.for_template() for message in request.messages]
+        options = TemplateOptions(tools.for_template, template_variables(request))
+        encoded = await self._tokenizer.encode_chat(messages, options)
+        return encoded.token_ids, tools.reading.after_prompt(encoded.is_thinking)
+
+    def response(self, http_request: Request, chat: PreparedChat, answer_format: AnswerFormat) -> GenerationResponse:
+        """The answer."""
+        request = chat.request
+        return GenerationResponse(
+            self._client,
+            GenerationJob(
+                request_id=http_request.state.request_id,
+                prompts=[chat.prompt],
+                num_returned=chat.num_returned,
+                cache_salt=salt_of(self._config, request.cache_salt),
+                rules=chat.rules,
+                answer_format=answer_format,
+                is_stream=bool(request.stream),
+                received_s=http_request.state.received_s,
+            ),
+        )
+
+
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    """What the template may read. Raises FieldError for what a request cannot set."""
+    variables = request.chat_template_kwargs or {}
+    for name in variables:
+        if name in RESERVED_VARIABLES:
+            param = f"chat_template_kwargs.{name}"
+            raise FieldError(param, f"{param}: must not be set by a request", "invalid_value")
+    return variables

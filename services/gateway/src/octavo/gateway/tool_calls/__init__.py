@@ -1,0 +1,1 @@
+"""Readers of the ways in which models write calls of tools."""

@@ -1,0 +1,192 @@
+"""Tools and reasoning on /v1/chat/completions: what the model is shown, and what the client gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from support.running_gateway import TOKENIZER, RunningGateway, running_gateway, says
+from support.small_tokenizer import TOOL_CHAT_TEMPLATE
+
+CHAT = "/v1/chat/completions"
+MESSAGES: Any = [{"role": "user", "content": "2 + 3?"}]
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
+    },
+}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
+TOOLS: Any = [ADD, WEATHER]
+CALLS = (
+    '<think>Two calls.</think>Sure. <tool_call>{"name": "add", "arguments": {"a": [2, "x}"]}}</tool_call>\n'
+    '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
+)
+
+
+@asynccontextmanager
+async def gateway_saying(*texts: str, **settings: Any) -> AsyncIterator[RunningGateway]:
+    script = says(*texts)
+    async with running_gateway(script, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024, **settings) as gateway:
+        yield gateway
+
+
+def prompt_of(gateway: RunningGateway) -> str:
+    """The text of the last prompt."""
+    text: str = TOKENIZER.decode(list(gateway.scheduler.submits[-1].prompt_token_ids), skip_special_tokens=False)
+    return text
+
+
+async def test_official_client_gets_calls_and_reasoning() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        answer = await gateway.openai.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
+    [choice] = answer.choices
+    message = choice.message
+    assert (choice.finish_reason, message.content) == ("tool_calls", "Sure.")
+    assert message.model_extra == {"reasoning_content": "Two calls."}
+    assert message.tool_calls is not None
+    first, second = message.tool_calls
+    assert first.type == second.type == "function"
+    assert (first.function.name, json.loads(first.function.arguments)) == ("add", {"a": [2, "x}"]})
+    assert (second.function.name, second.function.arguments) == ("get_weather", "{}")
+    assert first.id != second.id
+    assert '"description": "Adds."' in prompt_of(gateway)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_stream_says_the_same_as_the_whole_answer(n: int) -> None:
+    texts = [CALLS, "Plain </tool_call>", '<think>Hm.</think><tool_call>{"name": "add", "arguments": {"a": 1'][:n]
+    async with gateway_saying(*texts) as gateway:
+        body = {"messages": MESSAGES, "tools": TOOLS, "n": n, "stop": ["zzzz"]}
+        chunks = await gateway.chunks(CHAT, **body)
+        answer = (await gateway.post(CHAT, **body)).json()
+        async with gateway.openai.chat.completions.stream(model="m", messages=MESSAGES, tools=TOOLS, n=n) as stream:
+            accumulated = await stream.get_final_completion()
+    for choice in answer["choices"]:
+        index, message = choice["index"], choice["message"]
+        deltas = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert [c["delta"].get("role") for c in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+        assert [c["finish_reason"] for c in deltas] == [*[None] * (len(deltas) - 1), choice["finish_reason"]]
+        for field in ("content", "reasoning_content"):
+            assert "".join(c["delta"].get(field) or "" for c in deltas) == (message.get(field) or "")
+        same = accumulated.choices[index]
+        assert same.finish_reason == choice["finish_reason"]
+        calls = [(call.function.name, call.function.arguments) for call in same.message.tool_calls or []]
+        assert calls == [
+            (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])
+        ]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["tool_calls", "stop", "tool_calls"][:n]
+
+
+async def test_arguments_arrive_while_they_are_written() -> None:
+    async with gateway_saying('<tool_call>{"name": "add", "arguments": {"a": "one two three"}}</tool_call>') as gateway:
+        chunks = await gateway.chunks(CHAT, messages=MESSAGES, tools=TOOLS)
+    pieces = [
+        call["function"]["arguments"] for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])
+    ]
+    assert len(pieces) > 5
+    assert "".join(pieces) == '{"a": "one two three"}'
+
+
+async def test_tool_results_and_calls_of_the_history_reach_the_template() -> None:
+    function = {"name": "add", "arguments": '{"a": 2}'}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+    ]
+    async with gateway_saying("5") as gateway:
+        response = await gateway.post(CHAT, messages=history, tools=TOOLS)
+        assert response.status_code == 200
+        prompt = prompt_of(gateway)
+    assert '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call><|im_end|>' in prompt
+    assert "<|im_start|>tool\n5<|im_end|>" in prompt
+
+
+async def test_with_none_the_model_is_not_shown_the_tools() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        answer = (await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice="none")).json()
+        assert "Adds." not in prompt_of(gateway)
+    [choice] = answer["choices"]
+    assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("stop", False)
+    assert choice["message"]["content"].startswith("Sure. <tool_call>")
+
+
+async def test_one_call_only_where_parallel_calls_are_off() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        body = {"messages": MESSAGES, "tools": TOOLS, "parallel_tool_calls": False, "include_reasoning": False}
+        answer = (await gateway.post(CHAT, **body)).json()
+    message = answer["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+    assert "reasoning_content" not in message
+
+
+async def test_reasoning_may_begin_in_the_prompt() -> None:
+    async with gateway_saying("So.</think>Yes.") as gateway:
+        body = {"messages": MESSAGES, "chat_template_kwargs": {"thinks": True}}
+        message = (await gateway.post(CHAT, **body)).json()["choices"][0]["message"]
+        assert prompt_of(gateway).endswith("<think>\n")
+        plain = (await gateway.post(CHAT, messages=MESSAGES)).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "So."}
+    assert plain == {"role": "assistant", "content": "So.</think>Yes."}
+
+
+async def test_reasoning_stays_in_the_text_if_the_setting_says_so() -> None:
+    async with gateway_saying("<think>So.</think>Yes.", reasoning_parser="none") as gateway:
+        message = (await gateway.post(CHAT, messages=MESSAGES)).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "<think>So.</think>Yes."}
+
+
+async def test_tokens_are_listed_once_also_where_their_text_is_held_back() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        body = {"messages": MESSAGES, "tools": TOOLS, "logprobs": True, "return_token_ids": True}
+        chunks = await gateway.chunks(CHAT, **body)
+        answer = (await gateway.post(CHAT, **body)).json()
+    [choice] = answer["choices"]
+    entries = [c for chunk in chunks for c in chunk["choices"]]
+    assert [token for c in entries for token in c["token_ids"]] == choice["token_ids"]
+    assert [entry for c in entries for entry in c["logprobs"]["content"]] == choice["logprobs"]["content"]
+    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [ADD, ADD]}, "tools[1].function.name"),
+        ({"tools": TOOLS * 100}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": {"tools": "x"}}, "chat_template_kwargs.tools"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    async with gateway_saying("x") as gateway:
+        response = await gateway.post(CHAT, messages=MESSAGES, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_tools_need_a_template_that_takes_them() -> None:
+    async with running_gateway(says("x")) as gateway:
+        unknown = await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)
+    async with running_gateway(says("x"), tool_call_parser="hermes") as gateway:
+        untaken = await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)
+    assert "--tool-call-parser" in unknown.json()["error"]["message"]
+    assert "chat template takes none" in untaken.json()["error"]["message"]
+
+
+async def test_deep_schemas_do_not_break_the_template() -> None:
+    deep = "{" + '"a":{' * 900 + "}" * 900 + "}"
+    tool = '{"type":"function","function":{"name":"add","parameters":' + deep + "}}"
+    body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":[{tool}]}}'
+    async with gateway_saying("x") as gateway:
+        response = await gateway.http.post(CHAT, content=body)
+        assert response.status_code == 400
+        assert (await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)).status_code == 200
