@@ -1,8 +1,7 @@
-"""Copies whole blocks between the KV pool and host memory: at once on a CPU, on a stream of its own on a GPU."""
+"""Copies whole blocks between the KV pool and host memory: at once on a CPU, on streams of their own on a GPU."""
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -30,7 +29,7 @@ NO_TRANSFERS = FinishedTransfers([], 0)
 class BlockTransfers(ABC):
     """Owns host memory, of the same layout as the pool.
 
-    Order within a plan: `to_host`, then the plan's block copies, then `to_device`, then `before_compute`, then rows.
+    Order within a plan: `to_host`, then `before_compute`, then the plan's block copies, then `to_device`, then rows.
     What a copy to the host reads is as the steps before it have left it, and no later step overwrites it too early.
     """
 
@@ -53,7 +52,7 @@ class BlockTransfers(ABC):
 
     @abstractmethod
     def before_compute(self, block_ids: Iterable[int]) -> None:
-        """The steps from now on may write to these device blocks: they wait for the copies that touch them."""
+        """The steps from now on may read and write these device blocks: they wait for the copies that touch them."""
 
     @abstractmethod
     def finished(self, *, wait: bool) -> FinishedTransfers:
@@ -99,75 +98,12 @@ class CpuTransfers(BlockTransfers):
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A transfer on the side stream."""
-
-    transfer_id: int
-    device_ids: frozenset[int]
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-
-
-class CudaTransfers(BlockTransfers):
-    """Copies on a side stream, from and to pinned memory.
-
-    A copy begins after everything that the compute stream was given before it. Copies of one plan and of several run
-    one after the other, so that a block that is read and then filled is read first.
-    """
-
-    def __init__(self, pool: Tensor, num_host_blocks: int) -> None:
-        shape = (num_host_blocks, *pool.shape[1:])
-        super().__init__(pool, torch.empty(shape, dtype=pool.dtype, pin_memory=num_host_blocks > 0))
-        self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
-        self._running: list[_Running] = []
-        self._lock = threading.Lock()
-        """One thread launches, another one waits for results."""
-
-    def to_host(self, transfers: Sequence[Transfer]) -> None:
-        for transfer in transfers:
-            self._copy(transfer, self._host, transfer.host_ids, self._pool, transfer.device_ids)
-            self._count("to_host", len(transfer.host_ids))
-
-    def to_device(self, transfers: Sequence[Transfer]) -> None:
-        for transfer in transfers:
-            self._copy(transfer, self._pool, transfer.device_ids, self._host, transfer.host_ids)
-            self._count("to_device", len(transfer.host_ids))
-
-    def _copy(
-        self, transfer: Transfer, target: Tensor, target_ids: Sequence[int], source: Tensor, source_ids: Sequence[int]
-    ) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._pool.device))
-        began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):
-            began.record(self._stream)
-            for target_id, source_id in zip(target_ids, source_ids, strict=True):
-                target[target_id].copy_(source[source_id], non_blocking=True)
-            ended.record(self._stream)
-        with self._lock:
-            self._running.append(_Running(transfer.transfer_id, frozenset(transfer.device_ids), began, ended))
-
-    def before_compute(self, block_ids: Iterable[int]) -> None:
-        if not self._running:
-            return
-        touched = set(block_ids)
-        for running in tuple(self._running):
-            if not running.device_ids.isdisjoint(touched):
-                torch.cuda.current_stream(self._pool.device).wait_event(running.ended)
-
-    def finished(self, *, wait: bool) -> FinishedTransfers:
-        if wait:
-            self._stream.synchronize()
-        with self._lock:
-            done = [running for running in self._running if running.ended.query()]  # type: ignore[no-untyped-call]
-            self._running = [running for running in self._running if running not in done]
-        copy_ms = sum(running.began.elapsed_time(running.ended) for running in done)
-        return FinishedTransfers([running.transfer_id for running in done], int(copy_ms * 1000))
-
-
 def new_transfers(pool: Tensor, num_host_blocks: int) -> BlockTransfers:
     """Host memory for the pool, and what copies on its kind of device."""
-    if pool.device.type == "cuda":
-        return CudaTransfers(pool, num_host_blocks)
-    return CpuTransfers(pool, num_host_blocks)
+    if pool.device.type != "cuda":
+        return CpuTransfers(pool, num_host_blocks)
+    from octavo.worker.pinned_memory import pinned_empty
+    from octavo.worker.stream_transfers import CudaCopies, StreamTransfers
+
+    host = pinned_empty((num_host_blocks, *pool.shape[1:]), pool.dtype)
+    return StreamTransfers(pool, host, CudaCopies(pool.device))

@@ -55,7 +55,7 @@ class WorkerConfig(ServiceConfig):
     """Blocks of host memory for swapped sequences and evicted prefixes. Unset: as many as fit `host_cache_bytes`."""
 
     host_cache_bytes: int | None = Field(default=None, ge=0)
-    """Size of the same. Unset: as much as the KV pool, at most 2 GiB and a quarter of free memory."""
+    """Size of the same. Unset: as much as the KV pool, at most a quarter of free memory and 2 GiB (16 with a GPU)."""
 
     max_num_seqs: int = Field(default=32, ge=1)
     """Slots: sequences that may be open at once."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.gpu_runner import GpuRunner
-from octavo.worker.kv_cache import KvCache, block_bytes, kv_dtype
+from octavo.worker.kv_cache import KvCache, block_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.memory_plan import GIB, MemoryPlan
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError
@@ -35,7 +35,11 @@ def load_gpu_runner(
     num_blocks = _num_blocks(config, model, max_model_len, plan)
     pool_bytes = num_blocks * block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     log.info("GPU memory planned", plan=plan.describe(), num_blocks=num_blocks, kv_pool_gib=round(pool_bytes / GIB, 1))
-    runner = _runner(config, model, max_model_len, num_blocks, kv_scales)
+    num_host_blocks = num_host_blocks_of(config, num_blocks, pool_bytes // num_blocks, model.device)
+    progress("allocating the KV pool, and locking host memory beside it")
+    started = time.perf_counter()
+    runner = _runner(config, model, max_model_len, num_blocks, kv_scales, num_host_blocks)
+    log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
     started = time.perf_counter()
     runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
     torch.cuda.empty_cache()
@@ -44,7 +48,12 @@ def load_gpu_runner(
 
 
 def _runner(
-    config: WorkerConfig, model: GpuDecoder, max_model_len: int, num_blocks: int, kv_scales: Tensor | None
+    config: WorkerConfig,
+    model: GpuDecoder,
+    max_model_len: int,
+    num_blocks: int,
+    kv_scales: Tensor | None,
+    num_host_blocks: int = 0,
 ) -> GpuRunner:
     return GpuRunner(
         model,
@@ -54,7 +63,8 @@ def _runner(
             config.block_size,
             kv_dtype(config, model.dtype),
             model.device,
-            scales=kv_scales,
+            num_host_blocks,
+            kv_scales,
         ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -33,12 +33,13 @@ from octavo.worker.kernels.paged_prefix import PrefixTiles, members_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.model_runner import LaunchedStep, Runner
+from octavo.worker.model_runner import LaunchedStep, Runner, StepWithTransfers
 from octavo.worker.models.gpu_decoder import GpuDecoder
 from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
 from octavo.worker.step_buffer import Int32Array, StepBuffer
+from octavo.worker.transfer_check import check_transfers, move_blocks
 
 NUM_PINNED = 6
 """Steps whose inputs may be on their way: the deepest pipeline, and some to spare."""
@@ -83,6 +84,7 @@ class GpuRunner(Runner):
             shares_prefixes,
             device,
         )
+        self._transfers = kv_cache.transfers
         self._pool_words = kv_cache.pool.view(kv_cache.num_blocks, -1).view(torch.int32)
         tables = {
             rope: cos_sin_table(rope, config.head_dim, max_model_len, device) for rope in dict.fromkeys(config.ropes)
@@ -124,8 +126,14 @@ class GpuRunner(Runner):
         """See Runner."""
         return sum(opened is not None for opened in self._batch.slots)
 
+    @property
+    def num_host_blocks(self) -> int:
+        """See Runner."""
+        return self._transfers.num_host_blocks
+
     def reset(self) -> None:
         """See Runner."""
+        self._transfers.finished(wait=True)
         self._batch.reset()
 
     @torch.inference_mode()
@@ -161,10 +169,15 @@ class GpuRunner(Runner):
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See Runner."""
         check_plan(plan, self._batch)
+        check_transfers(plan, self._batch.tables, self.num_host_blocks)
         self._results.begin()
         places, block_ids = self._batch.apply_on_host(plan)
         self._append(places, block_ids)
-        self._copy_blocks(plan.copies)
+        move_blocks(plan, self._transfers, self._batch.tables, self._copy_blocks)
+        # A plan without rows is there to wait for the copies.
+        return StepWithTransfers(self._launch_rows(plan), self._transfers, waits=not plan.slots)
+
+    def _launch_rows(self, plan: StepPlan) -> LaunchedStep:
         if not plan.slots:
             return self._results.end(0, None)
         step = self._launch_decode(plan) if self._is_decode(plan) else self._launch_mixed(plan)

@@ -16,6 +16,8 @@ from octavo.worker.models.config import ModelConfig
 DEFAULT_SHARE_OF_FREE_MEMORY = 0.25
 DEFAULT_MAX_BYTES = 4 * 2**30
 DEFAULT_MAX_HOST_BYTES = 2 * 2**30
+DEFAULT_MAX_PINNED_BYTES = 16 * 2**30
+"""The same beside a GPU, whose pool is larger and is not host memory itself."""
 
 
 class KvCache:
@@ -64,17 +66,18 @@ def default_kv_cache_bytes(most_useful: int) -> int:
     return min(most_useful, limit)
 
 
-def default_host_cache_bytes(pool_bytes: int) -> int:
+def default_host_cache_bytes(pool_bytes: int, device: torch.device) -> int:
     """As much as the pool has, within a share of what the machine has left beside the pool."""
-    share = int(DEFAULT_SHARE_OF_FREE_MEMORY * max(0, free_host_bytes() - pool_bytes))
-    return min(pool_bytes, DEFAULT_MAX_HOST_BYTES, share)
+    on_host, limit = (pool_bytes, DEFAULT_MAX_HOST_BYTES) if device.type == "cpu" else (0, DEFAULT_MAX_PINNED_BYTES)
+    share = int(DEFAULT_SHARE_OF_FREE_MEMORY * max(0, free_host_bytes() - on_host))
+    return min(pool_bytes, limit, share)
 
 
-def num_host_blocks_of(config: WorkerConfig, num_blocks: int, bytes_each: int) -> int:
-    """Blocks of host memory beside a pool of `num_blocks` blocks, as the settings say."""
+def num_host_blocks_of(config: WorkerConfig, num_blocks: int, bytes_each: int, device: torch.device) -> int:
+    """Blocks of host memory beside a pool of `num_blocks` blocks on the device, as the settings say."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
     host_bytes = config.host_cache_bytes
     if host_bytes is None:
-        host_bytes = default_host_cache_bytes(num_blocks * bytes_each)
+        host_bytes = default_host_cache_bytes(num_blocks * bytes_each, device)
     return host_bytes // bytes_each

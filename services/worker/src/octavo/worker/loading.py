@@ -84,7 +84,8 @@ def _new_runner(
         return load_gpu_runner(config, model, max_model_len, kv_scales, progress)
     stored = kv_dtype(config, model.dtype)
     num_blocks = _num_blocks(config, model.config, max_model_len, stored)
-    num_host_blocks = num_host_blocks_of(config, num_blocks, block_bytes(model.config, config.block_size, stored))
+    bytes_each = block_bytes(model.config, config.block_size, stored)
+    num_host_blocks = num_host_blocks_of(config, num_blocks, bytes_each, model.device)
     kv_cache = KvCache(model.config, num_blocks, config.block_size, stored, model.device, num_host_blocks, kv_scales)
     return ModelRunner(
         model,

@@ -46,7 +46,7 @@ def move_blocks(
     """Begin the plan's transfers and make its copies, in their order. The plan has been checked, its deltas applied."""
     to_device = [one for one in plan.transfers if one.direction is TransferDirection.TO_DEVICE]
     transfers.to_host([one for one in plan.transfers if one.direction is TransferDirection.TO_HOST])
-    copied_ids = [copy.target_id for copy in plan.copies]
+    copied_ids = [block_id for copy in plan.copies for block_id in (copy.source_id, copy.target_id)]
     transfers.before_compute(chain(copied_ids, *(delta.block_ids for delta in plan.table_deltas)))
     copy_blocks(plan.copies)
     transfers.to_device(to_device)
