@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,30 +16,14 @@ from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ServerSettings, running_cluster
 from support.completions import SERVED_NAME
 from support.reference_tokens import Reference, smollm2_references, tiny_references
-from support.small_tokenizer import BOS, CHAT_TEMPLATE, EOS, byte_level_json
-from support.tiny_models import TinyModel, save_tiny_model
-
-TINY_VOCAB_SIZE = 512
-TINY_MAX_LEN = 1024
+from support.served_llama import save_served_llama
+from support.tiny_models import TinyModel
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """A random Llama of 3 layers with a byte-level tokenizer and a chat template."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    tiny = save_tiny_model(
-        "llama",
-        folder,
-        vocab_size=TINY_VOCAB_SIZE,
-        max_position_embeddings=TINY_MAX_LEN,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=None,
-    )
-    (folder / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
-    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return tiny
+    return save_served_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="session")
