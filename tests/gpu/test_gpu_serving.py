@@ -57,6 +57,7 @@ def cluster(request: pytest.FixtureRequest, tiny_llama: TinyModel) -> Iterator[C
         patch.setenv("OCTAVO_SCHEDULER_PREEMPTION", "swap")
         patch.setenv("OCTAVO_KVMANAGER_CHECK_LEDGER", "true")
         patch.setenv("OCTAVO_WORKER_DEVICE", "cuda")
+        patch.setenv("OCTAVO_WORKER_DTYPE", "float32")
         with running_cluster(PreparedModel(tiny_llama.folder, SERVED_NAME), settings) as running:
             yield running
             running.assert_idle()

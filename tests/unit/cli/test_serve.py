@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from octavo.cli.main import app
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve import PortInUseError, check_port, greeting_text
-from octavo.cli.serve_options import ServeOptions, matching_limits
+from octavo.cli.serve_options import ServeOptions
 from octavo.cli.service_processes import ServiceProcess, service_processes
 from octavo.gateway.config import GatewayConfig
 from octavo.kvmanager.config import KvManagerConfig
@@ -115,16 +115,6 @@ def test_what_is_not_asked_for_is_left_to_the_services() -> None:
     _, worker, _, _ = service_processes(ServeOptions(), MODEL, RUN_DIR)
     assert "OCTAVO_WORKER_BLOCK_SIZE" not in worker.settings
     assert worker.settings["OCTAVO_WORKER_LOG_LEVEL"] == "warning"
-
-
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [((None, None), (None, None)), ((None, 16), (16, 16)), ((None, 4096), (32, 4096)), ((1000, None), (1000, 1000))],
-)
-def test_a_limit_that_is_left_out_follows_the_other(
-    given: tuple[int | None, int | None], used: tuple[int | None, int | None]
-) -> None:
-    assert matching_limits(*given) == used
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:

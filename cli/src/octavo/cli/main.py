@@ -12,7 +12,7 @@ from rich.console import Console
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
-from octavo.cli.serve_options import Carrier, ServeOptions, matching_limits
+from octavo.cli.serve_options import Carrier, ServeOptions, check_limits
 from octavo.common.logs import LogLevel
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -79,7 +79,7 @@ def serve(
     from octavo.cli.serve import EXIT_FAILED, PortInUseError, check_port, serve_processes
 
     try:
-        max_num_seqs, max_num_batched_tokens = matching_limits(max_num_seqs, max_num_batched_tokens)
+        check_limits(max_num_seqs, max_num_batched_tokens)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options = ServeOptions(

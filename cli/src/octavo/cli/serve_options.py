@@ -9,25 +9,14 @@ from octavo.common.logs import LogLevel
 
 Carrier = Literal["frames", "grpc"]
 
-_USUAL_NUM_SEQS = 32
-_USUAL_NUM_BATCHED_TOKENS = 512
 
-
-def matching_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None) -> tuple[int | None, int | None]:
-    """The two limits of a step; one that is not given follows the other, and neither if both are not.
-
-    Raises ValueError if a step could not hold one token of each sequence.
-    """
-    if max_num_seqs is None and max_num_batched_tokens is not None:
-        return min(_USUAL_NUM_SEQS, max_num_batched_tokens), max_num_batched_tokens
-    if max_num_seqs is not None and max_num_batched_tokens is None:
-        return max_num_seqs, max(_USUAL_NUM_BATCHED_TOKENS, max_num_seqs)
+def check_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
+    """Raises ValueError if a step could not hold one token of each sequence. One that is not given is the worker's."""
     if max_num_seqs is not None and max_num_batched_tokens is not None and max_num_batched_tokens < max_num_seqs:
         raise ValueError(
             f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-num-seqs ({max_num_seqs}): "
             "each sequence decodes one token a step"
         )
-    return max_num_seqs, max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ class SchedulerConfig(ServiceConfig):
     pool_id: str = "default"
     """Name of the block pool at the KV manager."""
 
-    max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences that run at once; the worker's own limit counts too."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Sequences that run at once; the worker's own limit counts too. Unset: the worker's alone."""
 
-    max_num_batched_tokens: int = Field(default=2048, ge=1)
-    """Tokens that one step may compute: decodes first, then chunks of prompts."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that one step may compute: decodes first, then chunks of prompts. The worker's own limit counts too.
+    Unset: the worker's alone."""
 
     max_model_len: int | None = Field(default=None, ge=1)
     """Prompt and output tokens of one sequence. Unset: what the model and the block pool can hold."""
@@ -91,9 +92,10 @@ class SchedulerConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _budget_covers_a_decode_of_all(self) -> SchedulerConfig:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
+                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({seqs}): "
                 "one decode step of all sequences would not fit"
             )
         return self

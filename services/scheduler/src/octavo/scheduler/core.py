@@ -129,7 +129,7 @@ class SchedulerCore:
 
     def _begin_life(self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int) -> PoolLife:
         settings, places, requests, log, stats = self._settings, self._places, self._requests, self.log, self.stats
-        limit = min(settings.max_num_batched_tokens, max_num_batched_tokens)
+        limit = min(settings.max_num_batched_tokens or max_num_batched_tokens, max_num_batched_tokens)
         pool = WorkerPool(model, num_blocks)
         preemption = Preemption(settings.preemption, model.block_size, pool.swapping)
         forks = Forks(pool, places, requests, log, self.stats)

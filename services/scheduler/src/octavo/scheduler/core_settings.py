@@ -11,7 +11,7 @@ from octavo.scheduler.preemption import PreemptionSettings
 class CoreSettings:
     """See `SchedulerConfig` for the meaning of each."""
 
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     max_num_waiting: int = 4096
     max_num_choices: int = 1024
     max_num_kept: int = 256

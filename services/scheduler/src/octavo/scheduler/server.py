@@ -295,12 +295,14 @@ class SchedulerServer:
             limits.append(self._config.max_model_len)
         if min(limits) < ready.max_model_len:
             log.info("sequence length limited", max_model_len=min(limits), model_allows=ready.max_model_len)
+        own = self._config
+        sizes = (own.max_num_seqs, own.max_num_batched_tokens, ready.max_num_seqs, ready.max_num_batched_tokens)
         return ModelInfo(
             model_name=ready.model_name,
             max_model_len=min(limits),
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.eos_token_ids,
-            max_num_seqs=min(self._config.max_num_seqs, ready.max_num_seqs, ready.max_num_batched_tokens),
+            max_num_seqs=min(size for size in sizes if size is not None),
             block_size=ready.block_size,
         )
 

@@ -26,7 +26,7 @@ class WorkerConfig(ServiceConfig):
     """The name that requests ask for. Empty: the folder's name."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations. `auto`: float32 on a CPU, the checkpoint's type elsewhere."""
+    """Of weights and activations. `auto`: float32 on a CPU; on a GPU the checkpoint's type, bfloat16 for float32."""
 
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     """Type of K and V in the pool. `auto`: that of `dtype`. `fp8`, the same as `fp8_e4m3`: half the memory of bfloat16,
@@ -57,11 +57,12 @@ class WorkerConfig(ServiceConfig):
     host_cache_bytes: int | None = Field(default=None, ge=0)
     """Size of the same. Unset: as much as the KV pool, at most a quarter of free memory and 2 GiB (16 with a GPU)."""
 
-    max_num_seqs: int = Field(default=32, ge=1)
-    """Slots: sequences that may be open at once."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Slots: sequences that may be open at once. Unset: 32 on a CPU; on a GPU 1,024 from 48 GiB of memory on, 256 from
+    20 GiB on, else 128."""
 
-    max_num_batched_tokens: int = Field(default=512, ge=1)
-    """Tokens that one step may compute."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that one step may compute. Unset: 512 on a CPU; on a GPU 8,192, 4,096 or 2,048 by the same sizes."""
 
     max_model_len: int | None = Field(default=None, ge=1)
     """Positions that one sequence may have. Unset: what the model was trained for."""
@@ -71,7 +72,8 @@ class WorkerConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _every_slot_fits_a_step(self) -> Self:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence decodes one a step")
         return self
 

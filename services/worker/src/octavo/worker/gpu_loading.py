@@ -17,6 +17,7 @@ from octavo.worker.memory_plan import GIB, MemoryPlan
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError
 from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.step_sizes import StepSizes
 
 log = structlog.get_logger()
 
@@ -26,19 +27,24 @@ GRAPH_MARGIN_BYTES = 256 * 2**20
 
 
 def load_gpu_runner(
-    config: WorkerConfig, decoder: Decoder, max_model_len: int, kv_scales: Tensor | None, progress: SetProgress
+    config: WorkerConfig,
+    decoder: Decoder,
+    sizes: StepSizes,
+    max_model_len: int,
+    kv_scales: Tensor | None,
+    progress: SetProgress,
 ) -> GpuRunner:
     """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
     model = GpuDecoder(decoder)
     progress("measuring the memory of the largest step")
-    plan = _measure(config, model, max_model_len, kv_scales)
-    num_blocks = _num_blocks(config, model, max_model_len, plan)
+    plan = _measure(config, model, sizes, max_model_len, kv_scales)
+    num_blocks = _num_blocks(config, model, sizes, max_model_len, plan)
     pool_bytes = num_blocks * block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     log.info("GPU memory planned", plan=plan.describe(), num_blocks=num_blocks, kv_pool_gib=round(pool_bytes / GIB, 1))
     num_host_blocks = num_host_blocks_of(config, num_blocks, pool_bytes // num_blocks, model.device)
     progress("allocating the KV pool, and locking host memory beside it")
     started = time.perf_counter()
-    runner = _runner(config, model, max_model_len, num_blocks, kv_scales, num_host_blocks)
+    runner = _runner(config, model, sizes, max_model_len, num_blocks, kv_scales, num_host_blocks)
     log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
     started = time.perf_counter()
     runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
@@ -50,6 +56,7 @@ def load_gpu_runner(
 def _runner(
     config: WorkerConfig,
     model: GpuDecoder,
+    sizes: StepSizes,
     max_model_len: int,
     num_blocks: int,
     kv_scales: Tensor | None,
@@ -66,17 +73,19 @@ def _runner(
             num_host_blocks,
             kv_scales,
         ),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
 
 
-def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int, kv_scales: Tensor | None) -> MemoryPlan:
+def _measure(
+    config: WorkerConfig, model: GpuDecoder, sizes: StepSizes, max_model_len: int, kv_scales: Tensor | None
+) -> MemoryPlan:
     """Run the largest step and capture two graphs over a pool of a few blocks, then forget them."""
     weights = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    trial = _runner(config, model, max_model_len, NUM_TRIAL_BLOCKS, kv_scales)
+    trial = _runner(config, model, sizes, max_model_len, NUM_TRIAL_BLOCKS, kv_scales)
     trial_pool = NUM_TRIAL_BLOCKS * block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
     trial.run_largest()
     activations = torch.cuda.max_memory_allocated(model.device) - weights - trial_pool
@@ -102,7 +111,7 @@ def _measure(config: WorkerConfig, model: GpuDecoder, max_model_len: int, kv_sca
     )
 
 
-def _num_blocks(config: WorkerConfig, model: GpuDecoder, max_model_len: int, plan: MemoryPlan) -> int:
+def _num_blocks(config: WorkerConfig, model: GpuDecoder, sizes: StepSizes, max_model_len: int, plan: MemoryPlan) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
     bytes_each = block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))
@@ -111,5 +120,5 @@ def _num_blocks(config: WorkerConfig, model: GpuDecoder, max_model_len: int, pla
             raise ModelLoadError(f"a KV pool of {config.kv_cache_bytes} bytes does not hold one block of {bytes_each}")
         return config.kv_cache_bytes // bytes_each
     blocks_of_longest = -(-max_model_len // config.block_size)
-    most_useful = config.max_num_seqs * blocks_of_longest
+    most_useful = sizes.max_num_seqs * blocks_of_longest
     return min(most_useful, plan.num_blocks(bytes_each, blocks_of_longest))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+from pathlib import Path
 
 import structlog
 import torch
@@ -19,9 +21,13 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.dummy import make_dummy_decoder
 from octavo.worker.models.errors import ModelLoadError
 from octavo.worker.models.weights import load_decoder
+from octavo.worker.step_sizes import StepSizes, default_sizes, step_sizes
 from octavo.worker.worker_core import ServedModel, WorkerCore
 
 log = structlog.get_logger()
+
+GPU_FILE = Path("/dev/nvidia0")
+"""There if the machine has a GPU whose driver is loaded, whatever torch makes of it."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,6 +43,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     device = _device(config.device)
     model_config = read_model_config(config.model, config.max_model_len)
     dtype = _dtype(config.dtype, model_config, device)
+    sizes = step_sizes(config, default_sizes(device))
     max_model_len = _max_model_len(config, model_config)
     progress("loading weights 0 %")
     load = make_dummy_decoder if config.load_format == "dummy" else load_decoder
@@ -53,7 +60,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     if stored == torch.float8_e4m3fn:
         progress("calibrating the scales of K and V")
         kv_scales = calibrate(model)
-    runner = _new_runner(config, model, max_model_len, kv_scales, progress)
+    runner = _new_runner(config, model, sizes, max_model_len, kv_scales, progress)
     num_blocks = runner.limits.num_blocks
     progress("running a warm-up step")
     runner.warm_up()
@@ -67,6 +74,8 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, stored),
         num_host_blocks=runner.num_host_blocks,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
@@ -75,15 +84,22 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
 
 
 def _new_runner(
-    config: WorkerConfig, model: Decoder, max_model_len: int, kv_scales: Tensor | None, progress: SetProgress
+    config: WorkerConfig,
+    model: Decoder,
+    sizes: StepSizes,
+    max_model_len: int,
+    kv_scales: Tensor | None,
+    progress: SetProgress,
 ) -> Runner:
     """Triton kernels and graphs on a GPU, torch elsewhere."""
     if model.device.type == "cuda":
-        from octavo.worker.gpu_loading import load_gpu_runner  # imports Triton, which CPUs do without
+        if importlib.util.find_spec("triton") is None:
+            raise ModelLoadError("the kernels for a GPU need Triton, which this torch came without: pip install triton")
+        from octavo.worker.gpu_loading import load_gpu_runner
 
-        return load_gpu_runner(config, model, max_model_len, kv_scales, progress)
+        return load_gpu_runner(config, model, sizes, max_model_len, kv_scales, progress)
     stored = kv_dtype(config, model.dtype)
-    num_blocks = _num_blocks(config, model.config, max_model_len, stored)
+    num_blocks = _num_blocks(config, model.config, sizes, max_model_len, stored)
     bytes_each = block_bytes(model.config, config.block_size, stored)
     num_host_blocks = num_host_blocks_of(config, num_blocks, bytes_each, model.device)
     kv_cache = KvCache(model.config, num_blocks, config.block_size, stored, model.device, num_host_blocks, kv_scales)
@@ -91,8 +107,8 @@ def _new_runner(
         model,
         kv_cache,
         TorchAttention(kv_cache.pool, model.config.num_heads, model.config.attention, kv_cache.scales),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
 
@@ -100,12 +116,21 @@ def _new_runner(
 def _device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if GPU_FILE.exists():
+        log.warning(
+            "a GPU is there, but this torch cannot use it: the CPU is used. README.md says which torch to install",
+            torch=torch.__version__,
+            built_for_cuda=torch.version.cuda or "none",
+        )
+    return torch.device("cpu")
 
 
 def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
     if name == "auto":
-        name = "float32" if device.type == "cpu" else model.dtype
+        on_gpu = "bfloat16" if model.dtype == "float32" else model.dtype
+        name = "float32" if device.type == "cpu" else on_gpu
     if name not in DTYPES:
         raise ModelLoadError(f"dtype {name} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -120,11 +145,13 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(config: WorkerConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype) -> int:
+def _num_blocks(
+    config: WorkerConfig, model: ModelConfig, sizes: StepSizes, max_model_len: int, dtype: torch.dtype
+) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
     bytes_each = block_bytes(model, config.block_size, dtype)
-    most_useful = config.max_num_seqs * -(-max_model_len // config.block_size) * bytes_each
+    most_useful = sizes.max_num_seqs * -(-max_model_len // config.block_size) * bytes_each
     pool_bytes = config.kv_cache_bytes or default_kv_cache_bytes(most_useful)
     if pool_bytes < bytes_each:
         raise ModelLoadError(f"a KV pool of {pool_bytes} bytes does not hold one block of {bytes_each}")
