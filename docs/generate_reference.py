@@ -6,6 +6,7 @@ With --check nothing is written, and the exit status is 1 if a file is not curre
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -60,7 +61,7 @@ def request_fields(body: type[BaseModel], without: type[BaseModel] | None = None
     properties = body.model_json_schema()["properties"]
     left_out = without.model_fields if without is not None else {}
     rows = [
-        (f"`{name}`", _json_type(schema), schema.get("description", "See below."))
+        (f"`{name}`", _json_type(schema), " ".join(schema.get("description", "See below.").split()))
         for name, schema in properties.items()
         if name not in left_out
     ]
@@ -95,7 +96,7 @@ def _one_json_type(schema: dict[str, Any]) -> str:
 
 def _power(number: float) -> str:
     """2**64 is easier to read than its twenty digits."""
-    powers = {2**31 - 1: "2^31 - 1", 2**64: "2^64", -(2**63): "-2^63", 1 << 63: "2^63"}
+    powers = {2**31 - 1: "2^31 - 1", -(2**31): "-2^31", 2**64: "2^64", -(2**63): "-2^63", 1 << 63: "2^63"}
     return powers.get(int(number), f"{number:g}") if abs(number) > 2**30 else f"{number:g}"
 
 
@@ -205,6 +206,7 @@ def _metric_rows(metrics: Iterable[tuple[Any, Any]]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "choice of a token": lambda: inspect.getdoc(GenerationRequest).split("\n\n", 1)[1] + "\n",
     "fields of both": lambda: request_fields(GenerationRequest),
     "fields of completions": lambda: request_fields(CompletionRequest, GenerationRequest),
     "fields of branch": lambda: request_fields(BranchOptions),

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from octavo.common.messages.kv import BlockCopy
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
+from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import Runner
@@ -93,6 +94,50 @@ def test_log_probabilities_equal_those_of_the_cpu(
             assert fp8_kv or got.top_token_ids == expected.top_token_ids
             assert got.sampled == pytest.approx(expected.sampled, abs=tolerance)
             assert got.top_logprobs == pytest.approx(expected.top_logprobs, abs=tolerance)
+
+
+def test_rules_of_a_slot_hold_in_graphs_and_leave_other_rows_alone(folder_of: Callable[[str], Path]) -> None:
+    """Penalties count tokens that are still on the device; rows without rules are drawn by the same graphs."""
+    folder, prompt = folder_of("llama"), prompt_of(20)
+    rules = TokenRules(
+        bad_words=((5, 6), (7,)), min_tokens=6, logit_bias=((9, 2.0),), repetition_penalty=1.3, frequency_penalty=0.9
+    )
+    outputs = []
+    for driver in (RunnerDriver(make_runner(folder)), LogitlessDriver(make_gpu_runner(folder))):
+        ruled = driver.open(prompt, 16, rules=SlotRules(rules, tuple(prompt), (), (2, 3)))
+        plain = [driver.open(prompt_of(length), 16) for length in (9, 33)]
+        driver.generate([plain[0], ruled, plain[1]], 16)
+        outputs.append([sequence.output for sequence in (ruled, *plain)])
+    alone = LogitlessDriver(make_gpu_runner(folder))
+    unruled = alone.open(prompt, 16)
+    alone.generate([unruled], 16)
+
+    assert outputs[0] == outputs[1]
+    assert unruled.output != outputs[1][0]
+
+
+def test_rules_hold_for_each_draw_of_a_prompt(folder_of: Callable[[str], Path]) -> None:
+    prompt = prompt_of(20)
+    rules = SlotRules(TokenRules(allowed_token_ids=(40, 41, 42)), tuple(prompt), (), ())
+    drawn = (
+        make_gpu_runner(folder_of("llama"))
+        .execute(
+            StepPlan(
+                step_id=1,
+                opened_slots=[opening(0, seeds=tuple(range(20)), temperature=2.0, rules=rules), opening(1)],
+                table_deltas=[TableDelta(0, 0, (6, 2), (1, 1)), TableDelta(1, 0, (3, 4), (1, 1))],
+                slots=[1, 0],
+                starts=[0, 0],
+                lengths=[20, 20],
+                flags=[SAMPLE, RowFlag.FAN_OUT],
+                token_ids=[*prompt, *prompt],
+            )
+        )
+        .token_ids
+    )
+
+    assert drawn[0] not in (40, 41, 42)
+    assert set(drawn[1:]) == {40, 41, 42}
 
 
 def opening(slot: int, **settings: object) -> OpenSlot:

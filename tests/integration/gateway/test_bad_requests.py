@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.running_gateway import MAX_MODEL_LEN, VOCAB_SIZE, RunningGateway, ids_of, running_gateway, says
+from support.running_gateway import EOS_ID, MAX_MODEL_LEN, VOCAB_SIZE, RunningGateway, ids_of, running_gateway, says
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "x"}]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -167,8 +168,36 @@ async def test_body_that_is_too_large_is_refused(gateway: RunningGateway) -> Non
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
-        (COMPLETIONS, {"prompt": "x", "min_tokens": 4, "max_tokens": 32, "temperature": 0}, "min_tokens"),
-        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 100}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "min_tokens": 33, "max_tokens": 32}, "min_tokens"),
+        (COMPLETIONS, {"prompt": "x", "min_tokens": 17}, "min_tokens"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"abc": 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"-1": 1}}, "logit_bias.-1"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"1000000000": 1}}, "logit_bias.1000000000"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {str(VOCAB_SIZE): 1}}, f"logit_bias.{VOCAB_SIZE}"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, "logit_bias.05"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias.5"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(5000)}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [5, VOCAB_SIZE]}, "allowed_token_ids[1]"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [EOS_ID], "min_tokens": 1}, "min_tokens"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": [""]}, "bad_words[0]"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": ["a", "b" * 300]}, "bad_words[1]"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": ["b" * 200] * 12}, "bad_words"),
+        (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        (COMPLETIONS, {"prompt": "x", "priority": 101}, "priority"),
+        (COMPLETIONS, {"prompt": "x", "use_beam_search": True, "n": 2, "min_p": 0.1}, "min_p"),
+        (COMPLETIONS, {"prompt": "x", "use_beam_search": True, "n": 2, "logit_bias": {"5": 1}}, "logit_bias"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template",
+        ),
+        (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {f"a{i}": 1 for i in range(40)}}, "chat_template_kwargs"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETIONS, {"prompt": "x", "stream": True, "n": 0}, "n"),
         (CHAT, {"messages": []}, "messages"),

@@ -16,6 +16,7 @@ from octavo.common.codecs.step import WORKER_STEPS
 from octavo.common.errors import ProtocolError
 from octavo.common.links import StreamCodec
 from octavo.common.messages import generation, kv, step
+from octavo.common.messages.token_rules import TokenRules
 
 STREAMS: list[StreamCodec[Any, Any]] = [GENERATE, KV_STEPS, WORKER_STEPS]
 
@@ -33,6 +34,18 @@ def few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(strategy, max_size=3)
 
 
+token_rules = st.builds(
+    TokenRules,
+    allowed_token_ids=ids,
+    bad_words=few(st.lists(index, max_size=3).map(tuple)).map(tuple),
+    min_tokens=index,
+    logit_bias=few(st.tuples(index, float32)).map(tuple),
+    repetition_penalty=float32,
+    frequency_penalty=float32,
+    presence_penalty=float32,
+    min_p=float32,
+    typical_p=float32,
+)
 params = st.builds(
     generation.SamplingParams,
     max_tokens=index,
@@ -44,6 +57,7 @@ params = st.builds(
     stop_token_ids=ids,
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | index,
+    rules=st.none() | token_rules,
 )
 logprobs = st.builds(
     generation.TokenLogprobs, sampled=float32, top_token_ids=ids, top_logprobs=st.lists(float32, max_size=3).map(tuple)
@@ -192,6 +206,14 @@ def step_plan(draw: st.DrawFn) -> step.StepPlan:
         top_p=float32,
         top_k=index,
         num_logprobs=st.none() | index,
+        rules=st.none()
+        | st.builds(
+            step.SlotRules,
+            rules=token_rules,
+            prompt_token_ids=ids,
+            output_token_ids=ids,
+            ending_token_ids=ids,
+        ),
     )
     return step.StepPlan(
         step_id=draw(uint64),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.gateway.chat_template import ChatTemplate, load_chat_template
+from octavo.gateway.chat_template import ChatTemplate, TemplateOptions, load_chat_template
 from octavo.gateway.http_errors import FieldError
 
 USER = [{"role": "user", "content": "hé"}]
@@ -88,3 +88,35 @@ def test_file_of_its_own_comes_first(tmp_path: Path) -> None:
 
 def test_model_without_a_template_has_none(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path) is None
+
+
+CHAT_SOURCE = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content | trim }}]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant:{% endif %}{{ mood }}"
+)
+
+
+def render_with(options: TemplateOptions, *contents: str) -> str:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return ChatTemplate(CHAT_SOURCE, {}).render(messages, options)
+
+
+def test_generation_prompt_can_be_left_out() -> None:
+    assert render_with(TemplateOptions(adds_generation_prompt=False), "a") == "[user:a]"
+
+
+@pytest.mark.parametrize("content", ["a b", " a b", "a b ", "b"])
+def test_final_message_is_continued_from_the_end_of_its_content(content: str) -> None:
+    options = TemplateOptions(adds_generation_prompt=False, continues_final_message=True)
+    assert render_with(options, "b", content) == f"[user:b][user:{content.strip()}"
+
+
+def test_message_without_content_cannot_be_continued() -> None:
+    options = TemplateOptions(adds_generation_prompt=False, continues_final_message=True)
+    with pytest.raises(FieldError, match="no content"):
+        render_with(options, "b", " ")
+
+
+def test_template_reads_variables_of_the_request() -> None:
+    assert render_with(TemplateOptions(variables={"mood": "!"}), "a") == "[user:a][assistant:!"
+    assert render_with(TemplateOptions(variables={"messages": []}), "a") == "[user:a][assistant:"

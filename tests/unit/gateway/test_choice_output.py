@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -137,3 +138,29 @@ def test_any_output_is_aligned_and_independent_of_steps(
 
     plain = run(ids, rules(stops, False, skip_special_tokens))
     assert "".join(texts(plain)) == "".join(texts(deltas))
+
+
+def test_stop_string_stays_in_the_text_if_it_is_to_be_included() -> None:
+    deltas = run(byte_ids("1 2 3 4"), replace(rules([" 3"]), includes_stop=True))
+    assert "".join(texts(deltas)) == "1 2 3"
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", " 3")
+
+
+def test_text_of_the_token_that_ends_it_is_included_where_special_tokens_are_shown() -> None:
+    ids = [*byte_ids("ab"), EOS_ID]
+    shown = replace(rules(skip_special_tokens=False), includes_stop=True)
+    assert "".join(texts(run(ids, shown, FinishReason.STOP))) == "ab" + EOS
+    assert "".join(texts(run(ids, replace(rules(), includes_stop=True), FinishReason.STOP))) == "ab"
+    assert "".join(texts(run(ids, rules(skip_special_tokens=False), FinishReason.STOP))) == "ab"
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (1, "a"), (2, "ab.c"), (3, "ab.c"), (4, "ab.c")])
+def test_stop_string_counts_if_a_token_after_min_tokens_completes_it(min_tokens: int, text: str) -> None:
+    """The second token completes the first stop, the fifth the second."""
+    deltas = run(byte_ids("ab.cb.d"), replace(rules(["b"]), min_tokens=min_tokens))
+    assert "".join(texts(deltas)) == text
+
+
+def test_stop_string_may_begin_within_min_tokens() -> None:
+    deltas = run(byte_ids("abcd"), replace(rules(["bc"]), min_tokens=2))
+    assert ("".join(texts(deltas)), deltas[-1].finish_reason) == ("a", "stop")

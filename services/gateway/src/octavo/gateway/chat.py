@@ -15,7 +15,7 @@ from octavo.gateway.choice_output import Delta, OutputToken
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
-from octavo.gateway.logprobs import finite
+from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_ids import CHAT_PREFIX
@@ -35,6 +35,7 @@ class ChatFormat:
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = bool(request.return_token_ids)
         self._pieces = pieces
+        self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
         self._reading = None if chat.reading.is_plain else chat.reading
         self._messages: dict[int, ChatDeltas] = {}
@@ -107,15 +108,15 @@ class ChatFormat:
         """`bytes` are what the token adds to the text; null if it adds nothing, as special tokens do."""
         logprobs = token.logprobs
         if logprobs is None:
-            return {"token": self._pieces.name(token.token_id), "logprob": None, "bytes": None, "top_logprobs": []}
+            return {"token": self._name(token.token_id), "logprob": None, "bytes": None, "top_logprobs": []}
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
         return {
-            "token": self._pieces.name(token.token_id),
+            "token": self._name(token.token_id),
             "logprob": finite(logprobs.sampled),
             "bytes": None if token.piece is None else list(token.piece),
             "top_logprobs": [
                 {
-                    "token": self._pieces.name(token_id),
+                    "token": self._name(token_id),
                     "logprob": finite(value),
                     "bytes": list(self._pieces.all[token_id]),
                 }

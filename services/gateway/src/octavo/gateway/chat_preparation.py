@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,7 @@ class ChatPreparation:
     async def prepare(self, request: ChatRequest) -> PreparedChat:
         """Raises FieldError and OctavoError for a request that cannot be served."""
         model = served_model(self._client, request.model)
-        options = check_options(request, 1, self._config, model)
+        options = check_options(request, 1, self._config, model, self._tokenizer)
         token_ids, reading = await self._encode(request)
         return PreparedChat(
             request,
@@ -69,8 +70,9 @@ class ChatPreparation:
     async def _encode(self, request: ChatRequest) -> tuple[list[int], AnswerReading]:
         tools = tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
         messages = [message.for_template() for message in request.messages]
-        options = TemplateOptions(tools.for_template, template_variables(request))
-        encoded = await self._tokenizer.encode_chat(messages, options)
+        encoded = await self._tokenizer.encode_chat(
+            messages, template_options(request, tools.for_template), bool(request.add_special_tokens)
+        )
         return encoded.token_ids, tools.reading.after_prompt(encoded.is_thinking)
 
     def response(self, http_request: Request, chat: PreparedChat, answer_format: AnswerFormat) -> GenerationResponse:
@@ -89,6 +91,20 @@ class ChatPreparation:
                 received_s=http_request.state.received_s,
             ),
         )
+
+
+def template_options(request: ChatRequest, tools: Sequence[dict[str, Any]]) -> TemplateOptions:
+    """How the messages are rendered. Raises FieldError."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        message = "continue_final_message: is not allowed with add_generation_prompt"
+        raise FieldError("continue_final_message", message, "invalid_value")
+    return TemplateOptions(
+        adds_generation_prompt=request.add_generation_prompt is not False and not continues,
+        continues_final_message=continues,
+        tools=tools,
+        variables=template_variables(request),
+    )
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:

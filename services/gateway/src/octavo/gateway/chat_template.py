@@ -56,6 +56,10 @@ class TemplateOptions:
 
     tools: Sequence[dict[str, Any]] = ()
     """What the model is shown of its tools."""
+    adds_generation_prompt: bool = True
+    """Write what an answer begins with."""
+    continues_final_message: bool = False
+    """End in the content of the last message."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """What the template may read besides the messages."""
 
@@ -87,16 +91,27 @@ class ChatTemplate:
             **options.variables,
             **self._special_tokens,
             "messages": messages,
-            "add_generation_prompt": True,
+            "add_generation_prompt": options.adds_generation_prompt,
             "tools": options.tools or None,
             "documents": None,
         }
         try:
-            return self._template.render(variables)
+            text = self._template.render(variables)
+            return _up_to_content(text, messages[-1]["content"]) if options.continues_final_message else text
         except Exception as error:  # a template can fail in any way
             raise FieldError(
                 "messages", f"messages: the chat template refuses them: {error}", "invalid_value"
             ) from None
+
+
+def _up_to_content(text: str, content: str) -> str:
+    """The text up to the end of the last message's content, which a template may have stripped."""
+    stripped = content.strip()
+    place = text.rfind(stripped) if stripped else -1
+    if place < 0:
+        raise ValueError("the last message has no content that could be continued")
+    whole = content.lstrip()
+    return text[:place] + (whole if text.startswith(whole, place) else stripped)
 
 
 def load_chat_template(model: Path) -> ChatTemplate | None:

@@ -6,7 +6,7 @@ only, so that the listed tokens decode to exactly the text beside them. The last
 that are left, also those whose text a stop string cut off; hence the lists add up to `num_tokens`.
 
 A token that ends the choice (end-of-sequence, or one of the request's stop token ids) is counted and listed, and has
-no text.
+no text unless the request includes the stop in the output.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class OutputRules:
     """Ids that end a choice."""
     lists_tokens: bool
     """Tokens are listed beside the text."""
+    includes_stop: bool = False
+    """The text has the stop string, or the token, that ends it."""
+    min_tokens: int = 0
+    """Stop strings that one of so many first tokens completes do not count."""
+    spaces_between_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class ChoiceOutput:
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
-        self._detokenizer = IncrementalDetokenizer(rules.pieces, rules.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            rules.pieces, rules.skip_special_tokens, rules.spaces_between_special_tokens
+        )
         self._matcher = StopMatcher(rules.stops) if rules.stops is not None else None
         self._unsent_text = ""
         self._unlisted: deque[OutputToken] = deque()
@@ -91,11 +98,12 @@ class ChoiceOutput:
         self.num_tokens += 1
         start, token_id = self._num_chars, token.token_id
         is_ending = token_id in self._rules.ending_token_ids
-        if not is_ending:
-            self._append(self._detokenizer.push(token_id))
+        has_text = self._rules.includes_stop or not is_ending
+        if has_text:
+            self._append(self._detokenizer.push(token_id), may_stop=not is_ending)
         if self._rules.lists_tokens:
             is_inside = self._detokenizer.is_inside_character
-            piece = None if is_ending else self._detokenizer.piece or None
+            piece = self._detokenizer.piece or None if has_text else None
             start = min(start, self._num_chars)
             self._unlisted.append(
                 OutputToken(token_id, token.logprobs, piece, start, self._num_chars + is_inside, not is_inside)
@@ -112,15 +120,16 @@ class ChoiceOutput:
             self._finish_reason = _FINISH_REASONS[end.reason]
             self._stop_reason = end.stop_token_id
 
-    def _append(self, text: str) -> None:
+    def _append(self, text: str, *, may_stop: bool = True) -> None:
         if not text:
             return
         self._unsent_text += text
         self._num_chars += len(text)
-        match = self._matcher.feed(text) if self._matcher is not None else None
+        counts = may_stop and self.num_tokens > self._rules.min_tokens
+        match = self._matcher.feed(text, counts=counts) if self._matcher is not None else None
         if match is not None:
-            num_cut = len(text) - match.end + len(match.stop)
-            self._unsent_text = self._unsent_text[:-num_cut]
+            num_cut = len(text) - match.end + (0 if self._rules.includes_stop else len(match.stop))
+            self._unsent_text = self._unsent_text[: len(self._unsent_text) - num_cut]
             self._num_chars -= num_cut
             self._finish_reason, self._stop_reason = "stop", match.stop
 

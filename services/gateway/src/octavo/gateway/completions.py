@@ -16,7 +16,7 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.generation_response import GenerationJob, GenerationResponse
 from octavo.gateway.http_errors import ErrorReport
-from octavo.gateway.logprobs import finite
+from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
 from octavo.gateway.request_checks import (
     CheckedOptions,
@@ -56,7 +56,7 @@ class CompletionFormat:
         self._n = request.n or 1
         self._has_logprobs = request.logprobs is not None
         self._has_token_ids = bool(request.return_token_ids)
-        self._pieces = pieces
+        self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
 
     def start(self, usage: dict[str, Any]) -> bytes:
@@ -91,7 +91,7 @@ class CompletionFormat:
         return entry
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        names = [self._pieces.name(token.token_id) for token in tokens]
+        names = [self._name(token.token_id) for token in tokens]
         return {
             "tokens": names,
             "token_logprobs": [finite(token.logprobs.sampled) if token.logprobs else None for token in tokens],
@@ -105,7 +105,7 @@ class CompletionFormat:
         if logprobs is None:
             return {}
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-        top = {self._pieces.name(token_id): finite(value) for token_id, value in pairs}
+        top = {self._name(token_id): finite(value) for token_id, value in pairs}
         top.setdefault(name, finite(logprobs.sampled))
         return top
 
@@ -119,8 +119,14 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
     async def create_completion(request: Request) -> Response:
         body = parse_completion(await read_body(request, config.max_body_bytes))
         model = served_model(client, body.model)
-        inputs = parse_prompts(body.prompt, config, model, may_be_empty=body.branch is not None)
-        options = check_options(body, len(inputs), config, model)
+        inputs = parse_prompts(
+            body.prompt,
+            config,
+            model,
+            may_be_empty=body.branch is not None,
+            may_be_long=body.truncate_prompt_tokens is not None,
+        )
+        options = check_options(body, len(inputs), config, model, tokenizer)
         prompts = await _encode(inputs, body, options, model, tokenizer)
         request_id = request.state.request_id
         answer_format = CompletionFormat(request_id, model.model_name, prompts, body, tokenizer.pieces)
@@ -175,4 +181,7 @@ def output_rules(
         stops=StopStrings(options.stops) if options.stops else None,
         ending_token_ids=frozenset(options.params.stop_token_ids).union(eos_token_ids),
         lists_tokens=options.wants_logprobs or bool(body.return_token_ids),
+        includes_stop=bool(body.include_stop_str_in_output),
+        min_tokens=body.min_tokens or 0,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
     )

@@ -70,6 +70,15 @@ class GatewayConfig(ServiceConfig):
     max_stop_token_ids: int = Field(default=128, gt=0)
     """Stop token ids in one request."""
 
+    max_bad_words: int = Field(default=128, gt=0)
+    """`bad_words` in one request, each no longer than a stop string."""
+
+    max_logit_bias: int = Field(default=1024, gt=0)
+    """Tokens with a `logit_bias` in one request."""
+
+    max_priority: int = Field(default=100, ge=0)
+    """How far a request's `priority` may be from 0."""
+
     max_logprobs: int = Field(default=20, ge=0)
     """Most likely tokens that may be asked for beside each sampled one."""
 

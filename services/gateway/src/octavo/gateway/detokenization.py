@@ -70,8 +70,9 @@ class TokenPieces:
         self.separator = b""
         """Stands between any two tokens."""
         to_bytes = self._read_decoder()
-        special = frozenset(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
-        special -= shown
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        special = frozenset(added[token_id].content for token_id in self.special_ids) - shown
         self.all = _Pieces(tokenizer, to_bytes, frozenset())
         self.without_special = _Pieces(tokenizer, to_bytes, special)
 
@@ -141,14 +142,28 @@ def _byte_level_bytes(token: str) -> bytes:
 class IncrementalDetokenizer:
     """The text of one choice. Give it every id, in order, then `flush` once."""
 
-    __slots__ = ("_decoder", "_has_begun", "_num_to_strip", "_pieces", "_skips_special", "_table", "piece")
+    __slots__ = (
+        "_decoder",
+        "_has_begun",
+        "_joins_special",
+        "_num_to_strip",
+        "_pieces",
+        "_skips_special",
+        "_table",
+        "_was_special",
+        "piece",
+    )
 
-    def __init__(self, pieces: TokenPieces, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, pieces: TokenPieces, skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+    ) -> None:
         self._pieces = pieces
         self._skips_special = skip_special_tokens
         self._table = pieces.without_special if skip_special_tokens else pieces.all
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._has_begun = False
+        self._joins_special = bool(pieces.separator) and not spaces_between_special_tokens
+        self._was_special = False
         self._num_to_strip = pieces.strip_count
         self.piece = b""
         """Bytes that the last token added to the text."""
@@ -156,10 +171,14 @@ class IncrementalDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
         piece = self._table[token_id]
-        if self._has_begun:
-            self.piece = self._pieces.separator + piece if piece else piece
-        else:
+        if not self._has_begun:
             self.piece = self._begin(token_id, piece)
+        elif piece and not (self._joins_special and self._was_special and token_id in self._pieces.special_ids):
+            self.piece = self._pieces.separator + piece
+        else:
+            self.piece = piece
+        if self._joins_special and piece:
+            self._was_special = token_id in self._pieces.special_ids
         return self._decoder.decode(self.piece)
 
     def _begin(self, token_id: int, piece: bytes) -> bytes:

@@ -210,11 +210,14 @@ class _Run:
     def usage(self, generation: Generation) -> dict[str, Any]:
         num_prompt_tokens = generation.num_prompt_tokens
         num_output_tokens = sum(output.num_tokens for output in self.outputs)
+        details = {"cached_tokens": generation.num_cached_tokens}
+        if num_cut := sum(prompt.num_cut_tokens for prompt in self._job.prompts):
+            details["truncated_tokens"] = num_cut
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+            "prompt_tokens_details": details,
         }
 
     def observe_end(self) -> None:

@@ -7,6 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from octavo.common.messages.token_rules import (
+    MAX_BIAS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+)
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, without_unoffered
 
@@ -39,7 +45,14 @@ class StreamOptions(_Body):
 
 
 class GenerationRequest(_Body):
-    """What both routes share. null is the default everywhere."""
+    """What both routes share. null is the default everywhere.
+
+    A token is chosen so: of the model's logits, those that `allowed_token_ids`, `bad_words` and `min_tokens` exclude
+    are masked, each unless it would leave none; `logit_bias` is added; `repetition_penalty`, `frequency_penalty` and
+    `presence_penalty` are applied; at a temperature above 0 the logits are divided by it, then `min_p`, `typical_p`,
+    `top_k` and `top_p` each filter what the one before left, and one of the rest is drawn. Log-probabilities are of
+    the model's logits, before all of this.
+    """
 
     model: str | None = None
     """Name of the served model; absent means that one."""
@@ -53,16 +66,48 @@ class GenerationRequest(_Body):
     """Default 1: keep all."""
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     """Default 0, which like -1 keeps all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep tokens with at least this share of the most likely one's probability. Default 0: keep all."""
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the tokens whose surprise is nearest to the expected one, keep the fewest whose probabilities reach this sum.
+    Default 1: keep all."""
+    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+    """Subtracted from the logit of each token that is in the output; the prompt does not count. Default 0."""
+    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+    """Subtracted from a token's logit for each time that it is in the output; the prompt does not count. Default 0."""
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
+    """Logits of tokens that are in prompt or output are divided by it if positive, else multiplied. Default 1."""
+    logit_bias: dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
+    """Token id, as a text, to what is added to its logit, -100 to 100."""
+    allowed_token_ids: list[int] | None = None
+    """Only these tokens are drawn. Default: all."""
+    bad_words: list[str] | None = None
+    """Texts that the output does not contain as the tokens that they give, by themselves or after a space: the last
+    token of each is not drawn after the others. The prompt does not count."""
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
+    """Output tokens before the text may end: no ending id is drawn for so many, and no stop string that one of them
+    completes counts. At most `max_tokens`. Default 0."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """Same seed, same tokens. Default: a random one per prompt."""
     stop: str | list[str] | None = None
     """The text ends before the first of these. None of them may be empty."""
+    include_stop_str_in_output: bool | None = None
+    """The text ends after the stop string, or with the text of the token that ends it. Default false."""
     stop_token_ids: list[int] | None = None
     """Ids that end the text, also with `ignore_eos`."""
     ignore_eos: bool | None = None
     """Go on after the model's own end-of-sequence ids. Default false."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text. Default true."""
+    spaces_between_special_tokens: bool | None = None
+    """Where a tokenizer has no decoder, so that spaces stand between tokens: also between two special ones. Default
+    true."""
+    return_tokens_as_token_ids: bool | None = None
+    """Name the tokens of log-probabilities `token_id:ID` instead of by their text. Default false."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    """Keep this many tokens of the prompt, the last ones; -1: as many as fit. Default: refuse what does not fit."""
+    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT32)] | None = None
+    """Lower is served first, and preempted last. Default 0."""
     return_token_ids: bool | None = None
     """Give the ids of the prompt and of the output beside the text. Default false."""
     stream: bool | None = None
@@ -231,6 +276,12 @@ class ChatRequest(GenerationRequest):
     """Give the reasoning of models that mark it, as `reasoning_content`. Default true."""
     chat_template_kwargs: TemplateVariables | None = None
     """Variables for the model's chat template, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    """Write what the template begins an answer with. Default true; with `continue_final_message`, false."""
+    continue_final_message: bool | None = None
+    """The answer goes on inside the last message: the prompt ends in its content. Default false."""
+    add_special_tokens: bool | None = None
+    """Add what the tokenizer puts around a text to what the template writes. Default false."""
 
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest)

@@ -15,6 +15,9 @@ from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, Generat
 from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.search_options import SearchOptions, search_options
+from octavo.gateway.token_ids import check_token_ids
+from octavo.gateway.token_rules import token_rules
+from octavo.gateway.tokenization import ModelTokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 _LOWEST_TEMPERATURE = 1e-4
@@ -33,9 +36,13 @@ def served_model(client: SchedulerClient, name: str | None) -> ModelInfo:
 
 
 def parse_prompts(
-    value: Any, config: GatewayConfig, model: ModelInfo, *, may_be_empty: bool = False
+    value: Any, config: GatewayConfig, model: ModelInfo, *, may_be_empty: bool = False, may_be_long: bool = False
 ) -> list[PromptInput]:
-    """The prompts of a completion: a text, ids, or a list of either. Raises FieldError that names the position."""
+    """The prompts of a completion: a text, ids, or a list of either. Raises FieldError that names the position.
+
+    `may_be_long`: ids may exceed the model's length, since they are cut later.
+    """
+    max_len = model.max_model_len if not may_be_long else config.max_body_bytes
     if may_be_empty and (value is None or value == "" or value == []):
         return [[]]
     if isinstance(value, str):
@@ -45,7 +52,7 @@ def parse_prompts(
     if not value:
         raise FieldError("prompt", "prompt: must not be empty", "invalid_value")
     if not isinstance(value[0], str | list):
-        return [_checked_ids(value, "prompt", model)]
+        return [_checked_ids(value, "prompt", model, max_len)]
     if len(value) > config.max_prompts:
         raise FieldError("prompt", f"prompt: has {len(value)} prompts, at most {config.max_prompts} are allowed")
     kind = type(value[0])
@@ -54,7 +61,7 @@ def parse_prompts(
             raise FieldError(f"prompt[{index}]", f"prompt[{index}]: is of another kind than prompt[0]", "invalid_value")
     if kind is str:
         return [_checked_text(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
-    return [_checked_ids(prompt, f"prompt[{index}]", model) for index, prompt in enumerate(value)]
+    return [_checked_ids(prompt, f"prompt[{index}]", model, max_len) for index, prompt in enumerate(value)]
 
 
 def _checked_text(text: str, param: str) -> str:
@@ -63,28 +70,16 @@ def _checked_text(text: str, param: str) -> str:
     return text
 
 
-def _checked_ids(ids: list[Any], param: str, model: ModelInfo) -> list[int]:
+def _checked_ids(ids: list[Any], param: str, model: ModelInfo, max_len: int) -> list[int]:
     if not ids:
         raise FieldError(param, f"{param}: must not be empty", "invalid_value")
-    if len(ids) >= model.max_model_len:
+    if len(ids) >= max_len:
         raise PromptTooLongError(
             f"this model's maximum context length is {model.max_model_len} tokens, but {param} has {len(ids)}, "
             "and at least one is generated"
         )
     check_token_ids(ids, param, model.vocab_size)
     return ids
-
-
-def check_token_ids(ids: list[Any], param: str, vocab_size: int) -> None:
-    """Raises FieldError for the first entry that is not an integer from 0 to vocab_size - 1."""
-    for position, token_id in enumerate(ids):
-        if type(token_id) is not int:
-            name = f"{param}[{position}]"
-            raise FieldError(name, f"{name}: is not an integer token id", "invalid_value")
-        if not 0 <= token_id < vocab_size:
-            name = f"{param}[{position}]"
-            message = f"{name}: token id {token_id} is not in the vocabulary, 0 to {vocab_size - 1}"
-            raise FieldError(name, message, "token_out_of_range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +97,17 @@ class CheckedOptions:
     """Choices per prompt in the answer: the best of `params.n`."""
     branch: BranchPoint | None
     keep_s: float
+    priority: int
+    truncate_prompt_tokens: int | None
+    """-1: to what fits."""
 
 
 def check_options(
-    request: CompletionRequest | ChatRequest, num_prompts: int, config: GatewayConfig, model: ModelInfo
+    request: CompletionRequest | ChatRequest,
+    num_prompts: int,
+    config: GatewayConfig,
+    model: ModelInfo,
+    tokenizer: ModelTokenizer,
 ) -> CheckedOptions:
     """Everything that can be refused before a prompt is tokenized. Raises FieldError."""
     if request.stream_options is not None and not request.stream:
@@ -121,6 +123,9 @@ def check_options(
     param = "n" if search.num_generated == n else "best_of"
     at_most(param, search.num_generated * num_prompts, config.max_choices, "choices over all prompts")
     at_most("keep", request.keep or 0, config.max_keep_s, "seconds")
+    at_most("priority", abs(request.priority or 0), config.max_priority)
+    if request.truncate_prompt_tokens == 0:
+        raise FieldError("truncate_prompt_tokens", "truncate_prompt_tokens: must not be 0", "invalid_value")
     if max_tokens is not None and max_tokens > model.max_model_len:
         raise PromptTooLongError(
             f"this model's maximum context length is {model.max_model_len} tokens, but max_tokens is {max_tokens}"
@@ -143,6 +148,7 @@ def check_options(
         beam_width=search.beam_width,
         length_penalty=search.length_penalty,
         early_stopping=search.early_stopping,
+        rules=token_rules(request, config, model, tokenizer),
     )
     default = DEFAULT_COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
     return CheckedOptions(
@@ -154,6 +160,8 @@ def check_options(
         num_returned=n,
         branch=_branch_point(request),
         keep_s=float(request.keep or 0),
+        priority=request.priority or 0,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
     )
 
 
@@ -204,6 +212,8 @@ def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, m
         raise FieldError(param, f"{param}: gives no tokens", "invalid_value")
     if token_ids and max(token_ids) >= model.vocab_size:
         check_token_ids(token_ids, param, model.vocab_size)
+    num_given = len(token_ids)
+    token_ids = _truncated(token_ids, options, model)
     params, num_free = options.params, model.max_model_len - len(token_ids)
     requested = params.max_tokens or 1
     if requested > num_free:
@@ -213,5 +223,17 @@ def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, m
         )
     max_tokens = params.max_tokens or min(options.default_max_tokens or num_free, num_free)
     seed = params.seed if options.has_seed else secrets.randbits(64)
+    if params.rules is not None and params.rules.min_tokens > max_tokens:
+        message = f"min_tokens: {params.rules.min_tokens} is above max_tokens, which is {max_tokens}"
+        raise FieldError("min_tokens", message, "invalid_value")
     params = replace(params, max_tokens=max_tokens, seed=seed)
-    return Prompt(tuple(token_ids), params, options.branch, options.keep_s)
+    num_cut = num_given - len(token_ids)
+    return Prompt(tuple(token_ids), params, options.branch, options.keep_s, options.priority, num_cut)
+
+
+def _truncated(token_ids: list[int], options: CheckedOptions, model: ModelInfo) -> list[int]:
+    """The end of the prompt that the request wants; with -1, what leaves room for its tokens."""
+    limit = options.truncate_prompt_tokens
+    if limit == -1:
+        limit = max(1, model.max_model_len - (options.params.max_tokens or options.default_max_tokens or 1))
+    return token_ids if limit is None else token_ids[-limit:]

@@ -53,6 +53,10 @@ class Prompt:
     """The tokens come after it."""
     keep_s: float = 0.0
     """Seconds for which the choices can be branched from after their end."""
+    priority: int = 0
+    """Lower is served first, and preempted last."""
+    num_cut_tokens: int = 0
+    """Tokens before `token_ids` that the request let go of."""
 
 
 class _Part:
@@ -216,6 +220,7 @@ class SchedulerClient:
                     prompt.token_ids,
                     prompt.params,
                     cache_salt,
+                    prompt.priority,
                     branch=prompt.branch,
                     keep_s=prompt.keep_s,
                 )

@@ -48,6 +48,16 @@ def _beam_options(request: CompletionRequest, n: int, width: int, config: Gatewa
         ("top_p", request.top_p not in (None, 1)),
         ("top_k", request.top_k not in (None, 0, -1)),
         ("stop", bool(request.stop)),
+        ("include_stop_str_in_output", bool(request.include_stop_str_in_output)),
+        ("min_p", bool(request.min_p)),
+        ("typical_p", request.typical_p not in (None, 1)),
+        ("presence_penalty", bool(request.presence_penalty)),
+        ("frequency_penalty", bool(request.frequency_penalty)),
+        ("repetition_penalty", request.repetition_penalty not in (None, 1)),
+        ("logit_bias", bool(request.logit_bias)),
+        ("allowed_token_ids", request.allowed_token_ids is not None),
+        ("bad_words", bool(request.bad_words)),
+        ("min_tokens", bool(request.min_tokens)),
     ):
         if is_at_odds:
             raise FieldError(name, f"{name}: is not allowed with use_beam_search", "invalid_value")

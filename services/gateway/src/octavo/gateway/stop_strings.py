@@ -84,12 +84,12 @@ class StopMatcher:
         """Characters at the end of the text that may yet turn out to belong to a stop string."""
         return self._node.depth
 
-    def feed(self, text: str) -> StopMatch | None:
-        """Read on. After a match nothing more may be fed."""
+    def feed(self, text: str, *, counts: bool = True) -> StopMatch | None:
+        """Read on. After a match nothing more may be fed. Unless the text `counts`, it completes no stop string."""
         advance, node = self._stops.advance, self._node
         for position, char in enumerate(text):
             node = advance(node, char)
-            if node.stop is not None:
+            if counts and node.stop is not None:
                 self._node = node
                 return StopMatch(node.stop, position + 1)
         self._node = node

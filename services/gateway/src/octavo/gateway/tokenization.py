@@ -1,7 +1,8 @@
 """Text to token ids: owns the tokenizer and the threads that encode long texts.
 
 Special tokens: a completion's text gets what the tokenizer's post-processor adds, unless the request says
-`add_special_tokens: false`. A chat gets exactly what its template writes. Token ids are used as they are.
+`add_special_tokens: false`. A chat gets exactly what its template writes, unless the request says
+`add_special_tokens: true`. Token ids are used as they are.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class ModelTokenizer:
         return await self._run(sum(map(len, texts)), lambda: self._encode(texts, add_special_tokens))
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = DEFAULT_OPTIONS
+        self,
+        messages: Sequence[dict[str, Any]],
+        options: TemplateOptions = DEFAULT_OPTIONS,
+        add_special_tokens: bool = False,
     ) -> EncodedChat:
         """The rendered messages as ids. Raises FieldError if the model has no template or it refuses them."""
         template = self.chat_template
@@ -63,7 +67,7 @@ class ModelTokenizer:
 
         def encode() -> EncodedChat:
             text = template.render(messages, options)
-            return EncodedChat(self._encode([text], False)[0], text.rstrip().endswith(THINK))
+            return EncodedChat(self._encode([text], add_special_tokens)[0], text.rstrip().endswith(THINK))
 
         num_chars = sum(_CHARS_PER_MESSAGE + len(message["content"]) for message in messages)
         has_calls = bool(options.tools) or any("tool_calls" in message for message in messages)
@@ -81,6 +85,10 @@ class ModelTokenizer:
         if marks not in self._pieces_with:
             self._pieces_with[marks] = TokenPieces(self._tokenizer, shown=marks)
         return self._pieces_with[marks]
+
+    def spellings(self, word: str) -> set[tuple[int, ...]]:
+        """Ids of a word as it is, and of it after a space, by which many tokenizers begin a word inside a text."""
+        return {tuple(token_ids) for token_ids in self._encode([word, " " + word.removeprefix(" ")], False)}
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # Unlike `encode`, which keeps Python's lock, the batch functions let other threads run.

@@ -23,31 +23,18 @@ IGNORED = frozenset(
 """Say nothing about the answer, so any value passes."""
 
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "detokenize": (True,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
-    "logit_bias": ({},),
     "logits_processors": ([],),
     "lora_request": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
-    "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
 
@@ -61,12 +48,9 @@ COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
 
 CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),

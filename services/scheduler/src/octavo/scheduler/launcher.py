@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from octavo.common.messages.kv import BlockCopy, Transfer
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
@@ -140,6 +140,20 @@ def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[Block
     return kept
 
 
+def _slot_rules(sequence: Sequence) -> SlotRules | None:
+    """No sample of the sequence is on its way: its tokens are all that it has."""
+    request = sequence.request
+    if request.params.rules is None:
+        return None
+    num_prompt_tokens = request.num_prompt_tokens
+    return SlotRules(
+        request.params.rules,
+        tuple(sequence.token_ids[:num_prompt_tokens]),
+        tuple(sequence.token_ids[num_prompt_tokens:]),
+        tuple(sorted(request.ending_ids)),
+    )
+
+
 def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> None:
     """Add what the worker does not know of the sequence's slot and table."""
     if not sequence.is_open:
@@ -155,6 +169,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> 
                 top_p=params.top_p,
                 top_k=params.top_k,
                 num_logprobs=params.num_logprobs if beams is None else beams.num_logprobs,
+                rules=_slot_rules(sequence),
             )
         )
     num_sent = sequence.num_sent_blocks

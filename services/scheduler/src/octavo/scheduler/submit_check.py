@@ -6,6 +6,7 @@ import math
 
 from octavo.common.errors import InvalidRequestError, PromptTooLongError, TokenOutOfRangeError
 from octavo.common.messages.generation import ModelInfo, SamplingParams, Submit
+from octavo.common.messages.token_rules import TokenRules
 
 MAX_LENGTH_PENALTY = 16.0
 """Either way; an output's length to a larger power may leave the range of floats."""
@@ -32,10 +33,21 @@ def check_submit(submit: Submit, num_shared_tokens: int, model: ModelInfo, max_n
         raise InvalidRequestError("temperature, top_p or top_k is out of range")
     if params.num_logprobs is not None and not 0 <= params.num_logprobs <= model.vocab_size:
         raise InvalidRequestError("logprobs is out of range")
+    if params.rules is not None:
+        _check_rules(params.rules, params, model)
     if not (math.isfinite(submit.keep_s) and submit.keep_s >= 0.0):
         raise InvalidRequestError("keep is out of range")
     if params.beam_width:
         _check_beams(params, model)
+
+
+def _check_rules(rules: TokenRules, params: SamplingParams, model: ModelInfo) -> None:
+    if params.beam_width:
+        raise InvalidRequestError("beam search takes logits as they are")
+    if problem := rules.what_is_wrong(model.vocab_size):
+        raise InvalidRequestError(problem)
+    if rules.min_tokens > params.max_tokens:
+        raise InvalidRequestError(f"min_tokens {rules.min_tokens} is above max_tokens {params.max_tokens}")
 
 
 def _check_beams(params: SamplingParams, model: ModelInfo) -> None:

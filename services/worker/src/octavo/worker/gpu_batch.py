@@ -216,7 +216,7 @@ class GpuBatch(InputBatch):
         slots = np.array(plan.slots)[sampling]
         counts, seeds = np.ones(len(sampling), dtype=np.int64), self._seeds[slots]
         if (flags & RowFlag.FAN_OUT).any():
-            drawn = [self._seeds_of_row(plan, int(row)) for row in sampling]
+            drawn = [self.seeds_of_row(plan, int(row)) for row in sampling]
             counts = np.array([len(one) for one in drawn])
             seeds = np.concatenate(drawn)
         draw_slots = np.repeat(slots, counts)
@@ -226,15 +226,18 @@ class GpuBatch(InputBatch):
         return [
             _int32(ends[sampling] - 1),
             _int32(np.repeat(np.arange(len(sampling)), counts)),
-            self._temperatures[draw_slots].view(np.int32),
-            self._top_ps[draw_slots].view(np.int32),
-            self._top_ks[draw_slots],
+            *self.settings_columns(draw_slots),
             np.ascontiguousarray(seeds).reshape(-1),
             _int32(positions),
             _int32(fed_slots),
         ]
 
-    def _seeds_of_row(self, plan: StepPlan, row: int) -> Int32Array:
+    def settings_columns(self, slots: np.ndarray) -> list[Int32Array]:
+        """Temperature, top_p and top_k of each draw, given its slot."""
+        return [self._temperatures[slots].view(np.int32), self._top_ps[slots].view(np.int32), self._top_ks[slots]]
+
+    def seeds_of_row(self, plan: StepPlan, row: int) -> Int32Array:
+        """[num_seeds, 2]: of each draw of a row that samples."""
         opened = self.slots[plan.slots[row]]
         assert opened is not None
         return _halves(opened.seeds if plan.flags[row] & RowFlag.FAN_OUT else opened.seeds[:1])

@@ -24,6 +24,7 @@ from octavo.worker.gpu_batch import (
     prefill_rows,
     token_columns,
 )
+from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
 from octavo.worker.gpu_step import PendingLogprobs, StepResults
 from octavo.worker.input_batch import StepLimits
 from octavo.worker.kernels.copy_blocks import copy_blocks
@@ -216,6 +217,7 @@ class GpuRunner(Runner):
         self._buffer.send(self._batch.decode_columns(plan, key.bucket, prefixes))
         self._graphs.replay(key)
         sampling = [row for row, flags in enumerate(plan.flags) if flags & RowFlag.SAMPLE]
+        self._redraw(plan, sampling, sampling, sampling)
         logprobs = self._logprobs([plan.slots[row] for row in sampling], sampling, sampling)
         return self._results.end(len(plan.slots), logprobs, None if len(sampling) == len(plan.slots) else sampling)
 
@@ -251,6 +253,8 @@ class GpuRunner(Runner):
         self._sample(hidden.index_select(0, views[0]), draw_columns(views[1:]))
         sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
         logits_rows = mixed.columns[-NUM_DRAW_COLUMNS].tolist()
+        first_places = np.searchsorted(logits_rows, range(len(sampling))).tolist()
+        self._redraw(plan, sampling, range(len(sampling)), first_places)
         slots = [plan.slots[sampling[row]] for row in logits_rows]
         logprobs = self._logprobs(slots, logits_rows, range(len(logits_rows)))
         return self._results.end(len(logits_rows), logprobs)
@@ -281,6 +285,25 @@ class GpuRunner(Runner):
         """Leaves the logits, one row for each of `hidden`, where `_logprobs` reads them."""
         logits = self.model.logits(hidden, self._logits[: len(hidden)])
         sample(logits, draws, self._batch.last_sampled, self._results.token_ids[: len(draws.rows)])
+
+    def _redraw(
+        self, plan: StepPlan, sampling: Sequence[int], logits_rows: Sequence[int], places: Sequence[int]
+    ) -> None:
+        """By the rules of those slots that have any.
+
+        `sampling` are the plan's rows that draw; then the rows of logits that they draw from, and the places of their
+        first tokens.
+        """
+        batch = self._batch
+        if not batch.rules:
+            return
+        rows = [
+            DrawnRow(
+                plan.slots[row], logits_row, place, batch.seeds_of_row(plan, row), plan.starts[row] + plan.lengths[row]
+            )
+            for row, logits_row, place in zip(sampling, logits_rows, places, strict=True)
+        ]
+        redraw(rows, batch, self._logits, self._results.token_ids, self._buffer)
 
     def _logprobs(
         self, slots: Sequence[int], logits_rows: Sequence[int], places: Sequence[int]

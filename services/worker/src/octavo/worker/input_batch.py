@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
 from octavo.worker.attention import AttentionMetadata
 from octavo.worker.block_tables import BlockTables
+from octavo.worker.logit_rules import LogitRules
 from octavo.worker.sampler import Draw
 from octavo.worker.shared_runs import shared_runs
 
@@ -51,12 +52,15 @@ class InputBatch:
         self.tables = BlockTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks, device)
         self.slots: list[OpenSlot | None] = [None] * limits.max_num_seqs
         self.has_sampled = [False] * limits.max_num_seqs
+        self.rules: dict[int, LogitRules] = {}
+        """Of the open slots that have any."""
         self._last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
     def reset(self) -> None:
         """Close all slots and forget the pool's contents."""
         self.slots = [None] * len(self.slots)
         self.has_sampled = [False] * len(self.slots)
+        self.rules.clear()
         self.tables.reset()
 
     def apply(self, plan: StepPlan) -> None:
@@ -68,10 +72,14 @@ class InputBatch:
         """Closes and opens only, and the generations of copies."""
         for slot in plan.closed_slots:
             self.slots[slot] = None
+            self.rules.pop(slot, None)
             self.tables.clear(slot)
         for opened in plan.opened_slots:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
+            if opened.rules is not None:
+                device = self._last_sampled.device
+                self.rules[opened.slot] = LogitRules(opened.rules, opened.temperature, self.limits.vocab_size, device)
         self.tables.note_copies(plan.copies)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
@@ -136,10 +144,13 @@ class InputBatch:
             top_p=opened.top_p,
             top_k=opened.top_k,
             num_logprobs=opened.num_logprobs,
+            rules=self.rules.get(opened.slot),
         )
 
     def keep_sampled(self, inputs: StepInputs, token_ids: Tensor) -> None:
         """Feed the slots' next rows from `token_ids`, int64 [num_draws], without asking the host."""
         self._last_sampled.index_copy_(0, inputs.sampled_slots, token_ids.clamp_min(0))
-        for slot in inputs.sampled_slots.tolist():
+        for draw, slot in enumerate(inputs.sampled_slots.tolist()):
             self.has_sampled[slot] = True
+            if (rules := self.rules.get(slot)) is not None:
+                rules.push(token_ids[draw : draw + 1].clamp_min(0))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
+from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.attention import AttentionBackend
 from octavo.worker.block_transfers import NO_TRANSFERS, BlockTransfers, FinishedTransfers
 from octavo.worker.input_batch import InputBatch, StepLimits
@@ -17,6 +18,13 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.plan_check import check_plan
 from octavo.worker.sampler import sample
 from octavo.worker.transfer_check import check_transfers, move_blocks
+
+_WARM_RULES = SlotRules(
+    TokenRules(bad_words=((0, 0),), min_tokens=1, logit_bias=((0, 0.0),), repetition_penalty=1.1, min_p=0.1),
+    prompt_token_ids=(0,),
+    output_token_ids=(),
+    ending_token_ids=(0,),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class Runner(ABC):
         self.execute(
             StepPlan(
                 step_id=1,
-                opened_slots=[OpenSlot(0, 0, (0,), 1.0, 0.9, 0, 1)],
+                opened_slots=[OpenSlot(0, 0, (0,), 1.0, 0.9, 0, 1, _WARM_RULES)],
                 table_deltas=[TableDelta(0, 0, tuple(blocks), (0,) * len(blocks))],
                 slots=[0],
                 starts=[0],

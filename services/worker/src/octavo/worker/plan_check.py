@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
 from octavo.worker.input_batch import InputBatch, StepLimits
 
 KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE)
@@ -67,6 +67,16 @@ def _check_opening(opening: OpenSlot, limits: StepLimits) -> None:
         raise ProtocolError(f"slot {opening.slot} opens with top_k {opening.top_k}")
     if opening.num_logprobs is not None and not 0 <= opening.num_logprobs <= limits.vocab_size:
         raise ProtocolError(f"slot {opening.slot} asks for {opening.num_logprobs} log-probabilities")
+    if opening.rules is not None:
+        _check_rules(opening.slot, opening.rules, limits)
+
+
+def _check_rules(slot: int, rules: SlotRules, limits: StepLimits) -> None:
+    if problem := rules.rules.what_is_wrong(limits.vocab_size):
+        raise ProtocolError(f"slot {slot} opens with rules that cannot be: {problem}")
+    token_ids = (*rules.prompt_token_ids, *rules.output_token_ids, *rules.ending_token_ids)
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
+        raise ProtocolError(f"slot {slot} opens with rules for a token id that is not one of {limits.vocab_size}")
 
 
 def _check_rows(plan: StepPlan, limits: StepLimits) -> None:

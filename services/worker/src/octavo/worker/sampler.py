@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.common.messages.generation import TokenLogprobs
+from octavo.worker.logit_rules import LogitRules
 from octavo.worker.uniforms import uniforms
 
 NUM_LIKELY = 1024
@@ -25,6 +26,8 @@ class Draw:
     top_p: float = 1.0
     top_k: int = 0
     num_logprobs: int | None = None
+    rules: LogitRules | None = None
+    """Change the logits first."""
 
     @property
     def is_greedy(self) -> bool:
@@ -43,18 +46,27 @@ class Sampled:
 
 def sample(logits: Tensor, draws: list[Draw]) -> Sampled:
     """`logits` is float32 [num_draws, vocab_size]."""
-    greedy = logits.argmax(-1)
     is_finite = logits.sum(-1).isfinite()
+    ruled = _ruled(logits, draws)
+    greedy = ruled.argmax(-1)
     if all(draw.is_greedy and len(draw.seeds) == 1 for draw in draws):
         token_ids = first_of_draw = greedy.masked_fill_(~is_finite, -1)
     else:
-        chosen = [_choose(logits[row], greedy[row], draw) for row, draw in enumerate(draws)]
+        chosen = [_choose(ruled[row], greedy[row], draw) for row, draw in enumerate(draws)]
         counts = torch.tensor([len(draw.seeds) for draw in draws])
         ends = counts.cumsum(0)
         is_finite_token = is_finite.repeat_interleave(counts.to(logits.device))
         token_ids = torch.cat(chosen).masked_fill_(~is_finite_token, -1)
         first_of_draw = token_ids[(ends - counts).to(logits.device)]
     return Sampled(token_ids, first_of_draw, _logprobs(logits, draws, token_ids))
+
+
+def _ruled(logits: Tensor, draws: list[Draw]) -> Tensor:
+    """The logits as the rules of each draw change them."""
+    if all(draw.rules is None for draw in draws):
+        return logits
+    rows = zip(logits, draws, strict=True)
+    return torch.stack([row if draw.rules is None else draw.rules.apply(row, draw.position) for row, draw in rows])
 
 
 def _choose(logits: Tensor, greedy: Tensor, draw: Draw) -> Tensor:
@@ -98,7 +110,7 @@ def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _logprobs(logits: Tensor, draws: list[Draw], token_ids: Tensor) -> list[TokenLogprobs | None]:
-    """From the raw logits, before temperature and filters."""
+    """From the raw logits, before rules, temperature and filters."""
     if all(draw.num_logprobs is None for draw in draws):
         return []
     chosen = token_ids.tolist()

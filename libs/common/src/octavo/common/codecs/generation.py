@@ -7,6 +7,7 @@ from typing import cast
 from google.protobuf.message import DecodeError
 
 from octavo.common.codecs.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
+from octavo.common.codecs.token_rules import rules_from_proto, rules_to_proto
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
 from octavo.common.messages.generation import (
@@ -46,6 +47,7 @@ def _params_to_proto(params: SamplingParams) -> pb.SamplingParams:
         beam_width=params.beam_width,
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
+        rules=rules_to_proto(params.rules) if params.rules is not None else None,
     )
 
 
@@ -63,6 +65,7 @@ def _params_from_proto(params: pb.SamplingParams) -> SamplingParams:
         beam_width=params.beam_width,
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
+        rules=rules_from_proto(params.rules) if params.HasField("rules") else None,
     )
 
 

@@ -7,11 +7,13 @@ from google.protobuf.message import DecodeError
 from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
 from octavo.common.codecs.generation import logprobs_from_proto, logprobs_to_proto
 from octavo.common.codecs.kv_reply import copy_from_proto, copy_to_proto, transfer_from_proto, transfer_to_proto
+from octavo.common.codecs.token_rules import rules_from_proto, rules_to_proto
 from octavo.common.errors import ProtocolError
 from octavo.common.links.link import StreamCodec
 from octavo.common.messages.step import (
     OpenSlot,
     SharingGroup,
+    SlotRules,
     StepPlan,
     StepRefused,
     StepResult,
@@ -63,6 +65,7 @@ def _plan_to_proto(plan: StepPlan) -> pb.StepPlan:
                 top_p=opened.top_p,
                 top_k=opened.top_k,
                 num_logprobs=opened.num_logprobs,
+                rules=_rules_to_proto(opened.rules) if opened.rules is not None else None,
             )
             for opened in plan.opened_slots
         ],
@@ -96,6 +99,7 @@ def _plan_from_proto(plan: pb.StepPlan) -> StepPlan:
                 top_p=opened.top_p,
                 top_k=opened.top_k,
                 num_logprobs=opened.num_logprobs if opened.HasField("num_logprobs") else None,
+                rules=_rules_from_proto(opened.rules) if opened.HasField("rules") else None,
             )
             for opened in plan.opened_slots
         ],
@@ -109,6 +113,24 @@ def _plan_from_proto(plan: pb.StepPlan) -> StepPlan:
         transfers=[transfer_from_proto(transfer) for transfer in plan.transfers],
         groups=[SharingGroup(tuple(unpack_int32(group.slots)), group.num_blocks) for group in plan.groups],
         acknowledged_step=plan.acknowledged_step,
+    )
+
+
+def _rules_to_proto(slot: SlotRules) -> pb.SlotRules:
+    return pb.SlotRules(
+        rules=rules_to_proto(slot.rules),
+        prompt_token_ids=pack_int32(slot.prompt_token_ids),
+        output_token_ids=pack_int32(slot.output_token_ids),
+        ending_token_ids=pack_int32(slot.ending_token_ids),
+    )
+
+
+def _rules_from_proto(slot: pb.SlotRules) -> SlotRules:
+    return SlotRules(
+        rules=rules_from_proto(slot.rules),
+        prompt_token_ids=tuple(unpack_int32(slot.prompt_token_ids)),
+        output_token_ids=tuple(unpack_int32(slot.output_token_ids)),
+        ending_token_ids=tuple(unpack_int32(slot.ending_token_ids)),
     )
 
 

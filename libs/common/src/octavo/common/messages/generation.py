@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from octavo.common.messages.token_rules import TokenRules
+
 
 class FinishReason(enum.IntEnum):
     """Why a choice ended."""
@@ -42,6 +44,8 @@ class SamplingParams:
     """Beam scores are divided by (output length) ** length_penalty."""
     early_stopping: bool = False
     """Beam search ends as soon as there are `beam_width` finished beams, not when none can become better."""
+    rules: TokenRules | None = None
+    """What changes logits before a token is drawn; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.kv import BlockCopy, Transfer
+from octavo.common.messages.token_rules import TokenRules
 
 
 class RowFlag(enum.IntFlag):
@@ -58,6 +59,17 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRules:
+    """What changes the logits of a slot's rows, and the tokens that it depends on."""
+
+    rules: TokenRules
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    """All that there are when the slot is opened."""
+    ending_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSlot:
     """A sequence takes a slot. Its table is empty until a delta fills it."""
 
@@ -69,6 +81,7 @@ class OpenSlot:
     top_p: float
     top_k: int
     num_logprobs: int | None
+    rules: SlotRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
