@@ -55,7 +55,7 @@ def run(model: Decoder, token_ids: list[int], scales: Tensor | None) -> Pass:
     dtype = model.dtype if scales is None else torch.float8_e4m3fn
     kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, dtype, model.device, scales=scales)
     kv_cache.pool.zero_()
-    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.sliding_windows, scales)
+    attention = TorchAttention(kv_cache.pool, model.config.num_heads, model.config.attention, scales)
     logits = []
     for start in range(0, len(token_ids), CHUNK):
         chunk = torch.tensor(token_ids[start : start + CHUNK])

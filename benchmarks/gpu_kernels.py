@@ -1,6 +1,6 @@
 """Times the attention kernels on a GPU against the limits measured in the same run.
 
-    python benchmarks/gpu_kernels.py [--sweep]
+    python benchmarks/gpu_kernels.py [--sweep] [--kv-cache-dtype fp8]
 
 Shape of Llama-3.1-8B: 32 query heads, 8 KV heads, head size 128, blocks of 16, bfloat16, random blocks. `--sweep` tries
 the tilings among which the defaults were chosen.
@@ -73,13 +73,19 @@ TILINGS: list[tuple[str, Any]] = [
 class Pool:
     """Keys and values of rows, in several layers so that no launch finds the last one's data in the cache."""
 
+    dtype = torch.bfloat16
+    """Of keys and values. e4m3 comes with scales."""
+
     def __init__(self, seq_lens: list[int]) -> None:
         counts = [-(-length // BLOCK_SIZE) for length in seq_lens]
         num_blocks = sum(counts)
-        layer_bytes = num_blocks * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
+        layer_bytes = num_blocks * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * self.dtype.itemsize
         self.num_layers = max(2, min(16, -(-(256 << 20) // layer_bytes)))
         shape = (num_blocks, self.num_layers, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-        self.pool = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+        self.pool = torch.empty(shape, dtype=self.dtype, device=DEVICE)
+        for block in self.pool.split(4096):
+            block.copy_(torch.randn(block.shape, dtype=torch.bfloat16, device=DEVICE))
+        self.scales = torch.ones((2, NUM_KV_HEADS), device=DEVICE) if self.dtype == torch.float8_e4m3fn else None
         ids = np.random.default_rng(0).permutation(num_blocks)
         self.tables = torch.zeros((len(seq_lens), max(counts)), dtype=torch.int32)
         for row, count in enumerate(counts):
@@ -107,7 +113,15 @@ def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_sp
     def launch() -> None:
         for layer in range(pool.num_layers):
             paged_decode(
-                query, pool.pool[:, layer], pool.tables, rows, scratch, out, scale=HEAD_DIM**-0.5, tiling=tiling
+                query,
+                pool.pool[:, layer],
+                pool.tables,
+                rows,
+                scratch,
+                out,
+                scale=HEAD_DIM**-0.5,
+                scales=pool.scales,
+                tiling=tiling,
             )
 
     return time_us(launch, launches_per_graph=pool.num_layers)
@@ -135,7 +149,11 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
     )
     query = torch.randn((int(query_lens.sum()), NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
     out = torch.empty_like(query)
-    us = time_us(lambda: paged_prefill(query, pool.pool[:, 0], pool.tables, rows, out, scale=HEAD_DIM**-0.5, **options))
+    us = time_us(
+        lambda: paged_prefill(
+            query, pool.pool[:, 0], pool.tables, rows, out, scale=HEAD_DIM**-0.5, scales=pool.scales, **options
+        )
+    )
     seen = sum(queries * context + queries * (queries + 1) / 2 for context, queries in chunks)
     return us, 4 * seen * NUM_HEADS * HEAD_DIM
 
@@ -143,7 +161,7 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
 def print_decodes(limits: Limits, tiling: tuple[int, int, int] | None = None) -> None:
     for name, seq_lens in DECODES.items():
         us = time_decode(seq_lens, tiling)
-        moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * 2
+        moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * Pool.dtype.itemsize
         share = moved / us * 1e6 / limits.copy_bytes_per_s
         print(f"decode   {tiling or ''!s:16} {name:22} {us:9.1f} us   {share:5.2f} of the copy rate", flush=True)
 
@@ -204,9 +222,9 @@ def sweep(limits: Limits, kinds: list[str]) -> None:
             print_prefills(limits, prefill_tiling)
 
 
-def compile_sweep(kinds: list[str]) -> None:
+def compile_sweep(kinds: list[str], kv_cache_dtype: str) -> None:
     """Fill Triton's cache on disk from several processes at once, since each tiling takes seconds to compile."""
-    command = [sys.executable, __file__, "--compile"]
+    command = [sys.executable, __file__, "--kv-cache-dtype", kv_cache_dtype, "--compile"]
     jobs = [index for index, (kind, _) in enumerate(TILINGS) if kind in kinds]
     running = [subprocess.Popen([*command, str(index)]) for index in jobs]
     for process in running:
@@ -228,15 +246,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--kinds", nargs="*", default=["decode", "linear", "prefill"], help="what to sweep")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="of keys and values")
     parser.add_argument("--compile", type=int)
     arguments = parser.parse_args()
+    if arguments.kv_cache_dtype == "fp8":
+        Pool.dtype = torch.float8_e4m3fn
     if arguments.compile is not None:
         compile_one(arguments.compile)
         return
     limits = measure_limits()
     print(f"copy {limits.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {limits.matmul_flops / 1e12:.0f} TFLOP/s")
     if arguments.sweep:
-        compile_sweep(arguments.kinds)
+        compile_sweep(arguments.kinds, arguments.kv_cache_dtype)
         sweep(limits, arguments.kinds)
     else:
         print_decodes(limits)

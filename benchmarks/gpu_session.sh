@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve]...
+# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve|fp8]...
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +46,15 @@ for part in "${@:-kernels}"; do
         latency) timed latency "$PYTHON" benchmarks/gpu_engine.py L1 L64 ;;
         profile) timed profile "$PYTHON" benchmarks/gpu_profile.py ;;
         serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;
+        fp8)
+            figures=(L1 L64 W1)
+            timed fp8_none "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+            OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 timed fp8_kv "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+            OCTAVO_WORKER_QUANTIZATION=fp8 timed fp8_weights "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+            OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 OCTAVO_WORKER_QUANTIZATION=fp8 \
+                timed fp8_both "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+            timed fp8_kernels "$PYTHON" benchmarks/gpu_kernels.py --kv-cache-dtype fp8
+            ;;
         *) echo "unknown part: $part" >&2 && exit 2 ;;
     esac
 done

@@ -9,9 +9,11 @@ from octavo.worker.attention_torch import to_e4m3
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.few_row_linear import add_few_row_linear
 from octavo.worker.kernels.gate_mul import gelu_mul, silu_mul
+from octavo.worker.kernels.quantize_rows import quantize_rows
 from octavo.worker.kernels.rms_norm import rms_norm
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kernels.store_kv import store_kv
+from octavo.worker.models.fp8_linear import to_rows_of_e4m3
 
 
 @pytest.mark.parametrize("size", [48, 64, 576, 4096])
@@ -120,6 +122,24 @@ def test_keys_and_values_of_an_e4m3_pool_are_divided_by_the_scales_of_their_head
     assert (pool.float()[sure] != expected[sure]).sum() <= 2
     assert pool[0, 1, 1, 1, 3, 5] == -448.0
     torch.testing.assert_close(heads[[0, 2], :num_heads], query[[0, 2]])
+
+
+@pytest.mark.parametrize("size", [48, 1536])
+def test_rows_are_rounded_to_e4m3_by_scales_of_their_own(size: int, device: str) -> None:
+    x = torch.empty(4, 2 * size, device=device).uniform_(0.25, 1.0)[:, :size]
+    x[1] *= -1e4
+    x[2] = 0.0
+
+    stored, scales = quantize_rows(x)
+
+    expected, expected_scales = to_rows_of_e4m3(x)
+    torch.testing.assert_close(scales, expected_scales)
+    # As above, of Triton's interpreter.
+    sure = (expected.float() == 0) | (expected.float().frexp().mantissa.abs() != 0.5)
+    sure |= torch.tensor(device != "cpu", device=device)
+    torch.testing.assert_close(stored.float()[sure], expected.float()[sure], rtol=1 / 8, atol=0)
+    assert (stored.float()[sure] != expected.float()[sure]).float().mean() < 0.01
+    assert stored[1].float().min() == -448.0
 
 
 def test_blocks_are_copied_whole(device: str) -> None:

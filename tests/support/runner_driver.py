@@ -41,11 +41,16 @@ class RecordingModel:
 
 
 def make_runner(
-    folder: Path, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, fp8_kv: bool = False, **limits: int
+    folder: Path,
+    num_blocks: int = NUM_BLOCKS,
+    num_host_blocks: int = 0,
+    fp8_kv: bool = False,
+    quantize: bool = False,
+    **limits: int,
 ) -> ModelRunner:
     """A runner over a pool that is filled with NaN, as unused memory may be."""
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
-    model = load_decoder(folder, torch.float32, CPU, max_model_len=sizes["max_model_len"])
+    model = load_decoder(folder, torch.float32, CPU, max_model_len=sizes["max_model_len"], quantize=quantize)
     kv_dtype = torch.float8_e4m3fn if fp8_kv else torch.float32
     scales = calibrate(model) if fp8_kv else None
     kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, kv_dtype, CPU, num_host_blocks, scales)

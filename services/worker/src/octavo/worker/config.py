@@ -30,7 +30,11 @@ class WorkerConfig(ServiceConfig):
 
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     """Type of K and V in the pool. `auto`: that of `dtype`. `fp8`, the same as `fp8_e4m3`: half the memory of bfloat16,
-    with scales from a calibration pass at start."""
+    with scales from the checkpoint, else from a calibration pass at start."""
+
+    quantization: Literal["fp8"] | None = None
+    """`fp8`: matrices of the layers are rounded to e4m3 when loaded, with a scale for each output; activations are
+    rounded token by token. Checkpoints of compressed-tensors that are stored so need no setting."""
 
     device: str = "auto"
     """A torch device. `auto`: a GPU if there is one, else the CPU."""

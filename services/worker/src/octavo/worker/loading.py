@@ -20,6 +20,7 @@ from octavo.worker.models.config import ModelConfig, read_model_config
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.dummy import make_dummy_decoder
 from octavo.worker.models.errors import ModelLoadError
+from octavo.worker.models.fp8_linear import check_fp8_device
 from octavo.worker.models.weights import load_decoder
 from octavo.worker.step_sizes import StepSizes, default_sizes, step_sizes
 from octavo.worker.worker_core import ServedModel, WorkerCore
@@ -53,13 +54,17 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         device,
         lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"),
         max_model_len,
+        config.quantization is not None,
     )
     progress("allocating the KV pool")
     stored = kv_dtype(config, model.dtype)
     kv_scales = None
     if stored == torch.float8_e4m3fn:
-        progress("calibrating the scales of K and V")
-        kv_scales = calibrate(model)
+        check_fp8_device(device)
+        kv_scales = model.kv_scales
+        if kv_scales is None:
+            progress("calibrating the scales of K and V")
+            kv_scales = calibrate(model)
     runner = _new_runner(config, model, sizes, max_model_len, kv_scales, progress)
     num_blocks = runner.limits.num_blocks
     progress("running a warm-up step")

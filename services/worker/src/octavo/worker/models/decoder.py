@@ -43,12 +43,14 @@ class Decoder(CausalLm):
         layers: list[DecoderLayer],
         norm: Tensor,  # [hidden_size]
         output: Linear,  # hidden_size to vocab_size
+        kv_scales: Tensor | None = None,  # float32 [num_layers, 2, num_kv_heads], if the checkpoint has them
     ) -> None:
         self.config = config
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.output = output
+        self.kv_scales = kv_scales
         self._rotaries = {
             rope: Rotary(rope, config.head_dim, embedding.device) for rope in config.ropes if rope is not None
         }

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.worker.models.config import read_model_config
+from octavo.worker.models.config import read_json, read_model_config
 from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.quantization import Fp8Weights, read_quantization
 from octavo.worker.models.weights import Progress, build_decoder, expected_tensors
 
 STANDARD_DEVIATION = 0.02
@@ -21,21 +22,29 @@ def make_dummy_decoder(
     device: torch.device,
     progress: Progress = lambda share: None,
     max_model_len: int | None = None,
+    quantize: bool = False,
     seed: int = 0,
 ) -> Decoder:
-    """A decoder of the shapes in `folder`/config.json. The same seed gives the same weights on the same device."""
+    """A decoder of the shapes in `folder`/config.json, rounded to e4m3 with `quantize` or if the checkpoint would be.
+
+    The same seed gives the same weights on the same device.
+    """
     config = read_model_config(folder, max_model_len)
     config = replace(config, tied_embeddings=bool(config.tied_embeddings))
     shapes = expected_tensors(config)
     num_expected = sum(torch.Size(shape).numel() for shape in shapes.values())
     generator = torch.Generator(device).manual_seed(seed)
-    num_made = 0
+    num_made, model_dtype = 0, dtype
+    quantization = read_quantization(read_json(folder / "config.json")) or (Fp8Weights(False) if quantize else None)
+    if quantization is not None:
+        quantization = replace(quantization, is_stored=False)
 
     class Dummy:
+        dtype = model_dtype
         has_room_for_two = False
         num_readers = 1  # one after the other, so that a seed always means the same weights
 
-        def load(self, *names: str, dtype: torch.dtype | None = dtype) -> Tensor:
+        def load(self, *names: str, dtype: torch.dtype | None = model_dtype) -> Tensor:
             nonlocal num_made
             shape = (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
             if len(shape) == 1 and names[0].endswith("norm.weight"):
@@ -48,4 +57,4 @@ def make_dummy_decoder(
             progress(num_made / num_expected)
             return made
 
-    return build_decoder(config, Dummy())
+    return build_decoder(config, Dummy(), quantization)

@@ -2,6 +2,7 @@
 
 ModelLoadError
 ├── UnknownArchitectureError   no decoder here computes this architecture, or one of its settings
+├── UnknownQuantizationError   the checkpoint is quantized in a way that is not computed here
 ├── MissingTensorError         the decoder needs tensors that the checkpoint lacks
 ├── UnexpectedTensorError      the checkpoint has tensors that the decoder would leave unused
 └── TensorShapeError           a tensor's shape contradicts config.json
@@ -19,6 +20,10 @@ class ModelLoadError(Exception):
 
 
 class UnknownArchitectureError(ModelLoadError):
+    pass
+
+
+class UnknownQuantizationError(ModelLoadError):
     pass
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from octavo.worker.free_memory import free_host_bytes
-from octavo.worker.models.config import DecoderConfig, read_model_config
+from octavo.worker.models.config import DecoderConfig, read_json, read_model_config
 from octavo.worker.models.decoder import Decoder, DecoderLayer
 from octavo.worker.models.errors import (
     MissingTensorError,
+    ModelLoadError,
     TensorShapeError,
     UnexpectedTensorError,
     name_some,
 )
+from octavo.worker.models.fp8_linear import make_fp8_linear, to_rows_of_e4m3
 from octavo.worker.models.linear import Linear, can_pack, make_linear
+from octavo.worker.models.quantization import Fp8Weights, read_quantization
 from octavo.worker.models.tensor_files import Shape, StoredTensor, TensorReader, open_tensor_files
 
 MAX_SHARE_OF_FREE_MEMORY = 0.2
@@ -42,22 +45,35 @@ def load_decoder(
     device: torch.device,
     progress: Progress = lambda share: None,
     max_model_len: int | None = None,
+    quantize: bool = False,
 ) -> Decoder:
-    """Read the model in `folder`. Raises ModelLoadError, or a subclass that names the tensors or setting at fault."""
+    """Read the model in `folder`; with `quantize`, round plain weights to e4m3.
+
+    Raises ModelLoadError, or a subclass that names the tensors or setting at fault.
+    """
     config = read_model_config(folder, max_model_len)
     with open_tensor_files(folder) as stored:
         checkpoint = Checkpoint(stored, dtype, device, progress)
         if config.tied_embeddings is None:
             config = replace(config, tied_embeddings=OUTPUT not in stored)
-        checkpoint.compare(expected_tensors(config), ignored={OUTPUT} if config.tied_embeddings else set())
-        decoder = build_decoder(config, checkpoint)
+        quantization = read_quantization(read_json(folder / "config.json"))
+        kv_scale_names = _kv_scale_names(config)
+        ignored = {name for names in kv_scale_names for name in names} | ({OUTPUT} if config.tied_embeddings else set())
+        checkpoint.compare(expected_tensors(config, quantization), ignored)
+        if quantization is None and quantize:
+            quantization = Fp8Weights(is_stored=False)
+        decoder = build_decoder(config, checkpoint, quantization)
+        decoder.kv_scales = _load_kv_scales(config, checkpoint, kv_scale_names)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return decoder
 
 
-def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
-    """Names and shapes of all tensors that the decoder needs, as Hugging Face checkpoints name them."""
+def expected_tensors(config: DecoderConfig, quantization: Fp8Weights | None = None) -> dict[str, Shape]:
+    """Names and shapes of all tensors that the decoder needs, as Hugging Face checkpoints name them.
+
+    `quantization` is that of the checkpoint.
+    """
     hidden, head_dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     query_size, key_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     expected: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
@@ -84,6 +100,8 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
             expected[f"{prefix}{name}.weight"] = (rows, columns)
             if has_bias:
                 expected[f"{prefix}{name}.bias"] = (rows,)
+            if quantization is not None and quantization.covers([f"{prefix}{name}"]):
+                expected[f"{prefix}{name}.weight_scale"] = (rows, 1)
     return expected
 
 
@@ -108,7 +126,8 @@ class Checkpoint:
     def __init__(
         self, stored: dict[str, StoredTensor], dtype: torch.dtype, device: torch.device, progress: Progress
     ) -> None:
-        self._stored, self._dtype, self._device, self._progress = stored, dtype, device, progress
+        self._stored, self._device, self._progress = stored, device, progress
+        self.dtype = dtype
         self._reader = TensorReader(device)
         self._num_loaded, self._num_expected = 0, 1
         self._lock = threading.Lock()  # of the count above, and of the order of reports
@@ -129,16 +148,20 @@ class Checkpoint:
             if found != shape:
                 raise TensorShapeError(f"{name} is {list(found)} in the checkpoint, {list(shape)} by config.json")
         self._num_expected = sum(torch.Size(shape).numel() for shape in expected.values())
-        num_bytes = self._num_expected * self._dtype.itemsize
+        num_bytes = self._num_expected * self.dtype.itemsize
         self.has_room_for_two = (
-            can_pack(self._dtype, self._device) and num_bytes <= MAX_SHARE_OF_FREE_MEMORY * free_host_bytes()
+            can_pack(self.dtype, self._device) and num_bytes <= MAX_SHARE_OF_FREE_MEMORY * free_host_bytes()
         )
 
     def load(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
         """See Weights."""
         parts = [self._stored[name] for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if (part.dtype == torch.float8_e4m3fn) != (dtype == torch.float8_e4m3fn):
+                found = str(part.dtype).removeprefix("torch.")
+                raise ModelLoadError(f"{name} is stored as {found}, which its quantization_config contradicts")
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        joined = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        joined = torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
         first = 0
         for part in parts:
             self._reader.read(part, joined[first : first + part.shape[0]])
@@ -148,6 +171,38 @@ class Checkpoint:
             self._progress(self._num_loaded / self._num_expected)
         return joined
 
+    def load_scale(self, name: str) -> Tensor:
+        """A tensor of any shape: float32, on the device, its elements in a row. Raises MissingTensorError."""
+        if name not in self._stored:
+            raise MissingTensorError(f"the checkpoint lacks {name}")
+        found = torch.empty(self._stored[name].shape, dtype=torch.float32, device=self._device)
+        self._reader.read(self._stored[name], found)
+        return found.view(-1)
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        return not self._stored.keys().isdisjoint(names)
+
+
+def _kv_scale_names(config: DecoderConfig) -> list[tuple[str, str]]:
+    """For each layer, what the scales of K and of V are called."""
+    prefixes = (f"model.layers.{layer}.self_attn." for layer in range(config.num_layers))
+    return [(f"{prefix}k_scale", f"{prefix}v_scale") for prefix in prefixes]
+
+
+def _load_kv_scales(config: DecoderConfig, checkpoint: Checkpoint, names: list[tuple[str, str]]) -> Tensor | None:
+    """float32 [num_layers, 2, num_kv_heads], from tensors of one or num_kv_heads elements; None if there are none."""
+    if not checkpoint.has_any(name for pair in names for name in pair):
+        return None
+    scales = []
+    for name in (name for pair in names for name in pair):
+        scale = checkpoint.load_scale(name)
+        if len(scale) not in (1, config.num_kv_heads):
+            raise TensorShapeError(f"{name} has {len(scale)} elements, neither one nor one for each KV head")
+        if not bool((scale > 0).all()):
+            raise ModelLoadError(f"{name} is not positive")
+        scales.append(scale.expand(config.num_kv_heads))
+    return torch.stack(scales).view(config.num_layers, 2, config.num_kv_heads)
+
 
 class Weights(Protocol):
     """Where a decoder's tensors come from."""
@@ -156,16 +211,18 @@ class Weights(Protocol):
     """There is memory for a second copy of each matrix."""
     num_readers: int
     """Threads that may load at once."""
+    dtype: torch.dtype
+    """The model's."""
 
     def load(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensors, joined along their first dimension, in memory of our own, of the model's type or `dtype`."""
 
 
-def build_decoder(config: DecoderConfig, checkpoint: Weights) -> Decoder:
-    """The decoder that `config` describes."""
+def build_decoder(config: DecoderConfig, checkpoint: Weights, quantization: Fp8Weights | None = None) -> Decoder:
+    """The decoder that `config` describes, its layers' matrices e4m3 where `quantization` says so."""
     with ThreadPoolExecutor(checkpoint.num_readers, "load") as pool:
         pending = [
-            pool.submit(_build_layer, config, checkpoint, f"model.layers.{layer}.")
+            pool.submit(_build_layer, config, checkpoint, quantization, f"model.layers.{layer}.")
             for layer in range(config.num_layers)
         ]
         try:
@@ -187,10 +244,25 @@ def _load_norm(config: DecoderConfig, checkpoint: Weights, name: str) -> Tensor:
     return checkpoint.load(name, dtype=torch.float32).add_(1.0) if config.norms_add_one else checkpoint.load(name)
 
 
-def _build_layer(config: DecoderConfig, checkpoint: Weights, prefix: str) -> DecoderLayer:
+def _load_e4m3(checkpoint: Weights, is_stored: bool, modules: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Matrices joined along their outputs, and float32 scales [out_features, 1]."""
+    weights = [f"{module}.weight" for module in modules]
+    if not is_stored:
+        return to_rows_of_e4m3(checkpoint.load(*weights))
+    stored = checkpoint.load(*weights, dtype=torch.float8_e4m3fn)
+    return stored, checkpoint.load(*(f"{module}.weight_scale" for module in modules), dtype=torch.float32)
+
+
+def _build_layer(
+    config: DecoderConfig, checkpoint: Weights, quantization: Fp8Weights | None, prefix: str
+) -> DecoderLayer:
     def linear(has_bias: bool, *names: str) -> Linear:
-        weight = checkpoint.load(*(f"{prefix}{name}.weight" for name in names))
-        bias = checkpoint.load(*(f"{prefix}{name}.bias" for name in names)) if has_bias else None
+        modules = [f"{prefix}{name}" for name in names]
+        bias = checkpoint.load(*(f"{module}.bias" for module in modules)) if has_bias else None
+        if quantization is not None and quantization.covers(modules):
+            weight, scales = _load_e4m3(checkpoint, quantization.is_stored, modules)
+            return make_fp8_linear(weight, scales, bias, checkpoint.dtype)
+        weight = checkpoint.load(*(f"{module}.weight" for module in modules))
         return make_linear(weight, bias, weight.t().contiguous() if checkpoint.has_room_for_two else None)
 
     def norm(name: str) -> Tensor:
