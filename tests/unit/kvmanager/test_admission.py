@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.kv import Admission, Verdict
+from octavo.common.messages.kv import Admission, Admitted, Verdict
 from octavo.kvmanager.pool import PoolSettings
 from support.pools import DrivenPool, tokens
 
@@ -189,3 +189,26 @@ def test_a_live_sequence_is_not_admitted_twice() -> None:
 def test_a_sequence_without_tokens_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no tokens"):
         DrivenPool(8).admit(1, ())
+
+
+def slab(pool: DrivenPool, sequence_id: int, num_table_tokens: int) -> Admitted:
+    """Of a prompt of 10 tokens."""
+    admission = Admission(sequence_id, tokens(0, 10), computes_itself=True, num_table_tokens=num_table_tokens)
+    [answer] = pool.send(admissions=[admission]).admitted
+    return answer
+
+
+def test_a_slab_is_the_lowest_run_of_neighbours_that_is_long_enough() -> None:
+    pool = DrivenPool(12)
+    assert [slab(pool, number, 48).block_ids for number in range(3)] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    pool.release(1)
+    assert slab(pool, 4, 50).verdict is Verdict.LATER, "six are free, but no four of them together"
+    assert slab(pool, 5, 33).block_ids == (3, 4, 5)
+    pool.release(2)
+    assert slab(pool, 4, 96).block_ids == (6, 7, 8, 9, 10, 11)
+
+
+def test_a_slab_larger_than_the_pool_never_fits() -> None:
+    pool = DrivenPool(4)
+    assert slab(pool, 1, 65).verdict is Verdict.NEVER
+    assert slab(pool, 2, 64).block_ids == (0, 1, 2, 3)

@@ -43,6 +43,7 @@ class AdmissionControl:
 
     It fits if `num_watermark_blocks` are left over of the free, cached and granted blocks; none need be if no
     sequence holds a table. Where it takes granted ones to fit, it is LATER until they have been returned.
+    A slab, whose table will not grow, needs no watermark, but free neighbours for all its new blocks.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class AdmissionControl:
         self._unhashed = None
         for admission in admissions:
             arrived = self._arrived(admission)
-            num_blocks = -(-arrived.chain.num_tokens // self._hasher.block_size)
+            num_positions = max(arrived.chain.num_tokens, admission.num_table_tokens)
+            num_blocks = -(-num_positions // self._hasher.block_size)
             if num_blocks > self._blocks.num_blocks:
                 self._arrivals.forget(admission.sequence_id)
                 answer = Admitted(admission.sequence_id, Verdict.NEVER)
@@ -134,10 +136,13 @@ class AdmissionControl:
         num_hits_cached = sum([states[block_id] is BlockState.CACHED for block_id in hits])
         num_available = self._blocks.num_available - num_hits_cached
         num_left = num_available + len(self._blocks.granted) - num_new_blocks
-        if num_left < (self._num_watermark_blocks if len(self._tables) else 0):
+        is_slab = admission.num_table_tokens > 0
+        if num_left < (self._num_watermark_blocks if len(self._tables) and not is_slab else 0):
             return _later(admission, WaitReason.NO_BLOCKS)
         if num_available < num_new_blocks:
             self._num_missing_blocks = num_new_blocks - num_available
+            return _later(admission, WaitReason.NO_BLOCKS)
+        if is_slab and not self._blocks.put_run_first(num_new_blocks):
             return _later(admission, WaitReason.NO_BLOCKS)
         run = self._tier.find_run(chain, len(hits), num_findable)
         return self._give_table(sequence_id, chain, hits, run, num_new_blocks)

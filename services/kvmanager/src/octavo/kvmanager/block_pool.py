@@ -175,6 +175,19 @@ class BlockPool:
         self._num_active += num_blocks
         return taken
 
+    def put_run_first(self, num_blocks: int) -> bool:
+        """Make the lowest run of `num_blocks` free neighbours what is allocated next. False: there is none so long."""
+        free = sorted(self.free)
+        first = 0
+        for place, block_id in enumerate(free):
+            if block_id != free[first] + place - first:
+                first = place
+            if place - first + 1 == num_blocks:
+                run = free[first : place + 1]
+                self.free = [*free[:first], *free[place + 1 :]][::-1] + run[::-1]
+                return True
+        return num_blocks == 0
+
     def grant(self, num_blocks: int) -> list[int]:
         """Turn `num_blocks` available blocks into credits."""
         taken = self._take(num_blocks, BlockState.GRANTED)

@@ -34,6 +34,7 @@ class Admissions:
     ) -> None:
         self._single_flight_timeout_s = settings.single_flight_timeout_s
         self._waits_for_leaders = settings.prefix_cache and settings.single_flight_timeout_s > 0
+        self._reserves_slabs = settings.reservation == "slabs"
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = pool
         self._places = places
@@ -108,7 +109,11 @@ class Admissions:
         self._admitting[sequence.sequence_id] = sequence
         self._log.asks(sequence)
         computes_itself = sequence.computes_itself or not self._waits_for_leaders
-        self._pool.account.admit(sequence, computes_itself=computes_itself)
+        self._pool.account.admit(
+            sequence,
+            computes_itself=computes_itself,
+            num_table_tokens=sequence.request.max_len if self._reserves_slabs else 0,
+        )
 
     def forget_answers(self) -> None:
         """A new KV manager knows of no admission that was asked for: all are back in line, and the gate is open."""

@@ -59,6 +59,10 @@ class SchedulerConfig(ServiceConfig):
     credits_per_sequence: int = Field(default=2, ge=1)
     """Blocks held ahead for each running sequence, so that decode never waits for the KV manager."""
 
+    reservation: Literal["pages", "slabs"] = "pages"
+    """`pages`: a sequence gets blocks as it grows. `slabs`: one run of neighbouring blocks for its longest answer when
+    it starts, to measure what paging saves; choices beyond the first of a prompt still grow by blocks."""
+
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """What becomes of a sequence whose blocks others need. `auto`: what costs less by the rates measured; `swap`: host
     memory, as long as it has room."""

@@ -264,11 +264,19 @@ class SchedulerCore:
     def _take_kv_request(self, life: PoolLife, *, is_idle: bool) -> KvRequest | None:
         """`is_idle`: there is a worker, and nothing to send to it; then a beam may give way if nothing else moves."""
         account, acknowledged_step = life.pool.account, life.pool.steps.last_acknowledged
-        credit_target = self._settings.credits_per_sequence * len(life.pool.running)
+        credit_target = self._settings.credits_per_sequence * self._num_growing(life)
         request = account.take_request(acknowledged_step, credit_target, is_starving=life.relief.has_starved)
         if request is None and is_idle and life.relief.park_idle_beam():
             request = account.take_request(acknowledged_step, credit_target, is_starving=False)
         return request
+
+    def _num_growing(self, life: PoolLife) -> int:
+        """Running sequences that may need more blocks than they have."""
+        running = life.pool.running
+        if self._settings.reservation == "pages":
+            return len(running)
+        block_size = life.pool.account.block_size
+        return sum(len(one.block_table) * block_size < one.request.max_len for one in running.values())
 
     def _why_head_waits(self) -> WaitCause:
         if self._life is None or not self.has_kvmanager:

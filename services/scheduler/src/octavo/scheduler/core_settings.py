@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.scheduler.preemption import PreemptionSettings
 
@@ -18,6 +19,7 @@ class CoreSettings:
     pipeline_depth: int = 2
     prefix_cache: bool = True
     credits_per_sequence: int = 2
+    reservation: Literal["pages", "slabs"] = "pages"
     preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
     single_flight_timeout_s: float = 5.0
     min_shared_blocks: int = 4

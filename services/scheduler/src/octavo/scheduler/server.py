@@ -80,6 +80,7 @@ class SchedulerServer:
                 pipeline_depth=config.pipeline_depth,
                 prefix_cache=config.prefix_cache,
                 credits_per_sequence=config.credits_per_sequence,
+                reservation=config.reservation,
                 preemption=PreemptionSettings(config.preemption, config.min_progress, config.swap_timeout_s),
                 single_flight_timeout_s=config.single_flight_timeout_s,
                 min_shared_blocks=config.min_shared_blocks,

@@ -166,6 +166,7 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
                 token_ids=pack_int32(item.token_ids),
                 salt=item.salt,
                 computes_itself=item.computes_itself,
+                num_table_tokens=item.num_table_tokens,
             )
             for item in step.admissions
         ],
@@ -208,7 +209,13 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
         ],
         returned_credits=unpack_int32(step.returned_credits),
         admissions=[
-            Admission(item.sequence_id, tuple(unpack_int32(item.token_ids)), item.salt, item.computes_itself)
+            Admission(
+                item.sequence_id,
+                tuple(unpack_int32(item.token_ids)),
+                item.salt,
+                item.computes_itself,
+                item.num_table_tokens,
+            )
             for item in step.admissions
         ],
         credit_target=step.credit_target,

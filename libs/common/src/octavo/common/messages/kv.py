@@ -140,6 +140,8 @@ class Admission:
     salt: bytes = b""
     computes_itself: bool = False
     """Does not wait for another sequence that computes its next block."""
+    num_table_tokens: int = 0
+    """Positions that the table must cover, if more than the tokens. Its new blocks then are neighbours (a slab)."""
 
 
 @dataclass(frozen=True, slots=True)
