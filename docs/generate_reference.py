@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from octavo.common.errors import OctavoError
 from octavo.common.links import Address
 from octavo.common.service_config import ServiceConfig
+from octavo.gateway.anthropic_schema import MessagesRequest
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import kind_of
 from octavo.gateway.openai_schema import (
@@ -32,6 +33,7 @@ from octavo.gateway.openai_schema import (
     GenerationRequest,
     StreamOptions,
 )
+from octavo.gateway.tokenizer_schema import TokenizeRequest
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, IGNORED
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.metrics import KvMetrics
@@ -212,6 +214,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "fields of branch": lambda: request_fields(BranchOptions),
     "fields of chat": lambda: request_fields(ChatRequest, GenerationRequest),
     "fields of stream options": lambda: request_fields(StreamOptions),
+    "fields of messages": lambda: request_fields(MessagesRequest),
+    "fields of tokenize": lambda: request_fields(TokenizeRequest),
     "options of completions": lambda: options_that_pass(COMPLETION_OPTIONS),
     "options of chat": lambda: options_that_pass(
         {name: accepted for name, accepted in CHAT_OPTIONS.items() if COMPLETION_OPTIONS.get(name) != accepted}

@@ -11,10 +11,20 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from octavo.common.errors import OctavoError
-from octavo.gateway import chat, completions, explanations, health, kept_responses, models
+from octavo.gateway import (
+    anthropic_messages,
+    chat,
+    completions,
+    embeddings,
+    explanations,
+    health,
+    kept_responses,
+    models,
+    tokenizer_routes,
+)
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
-from octavo.gateway.http_errors import FieldError, report_of, report_of_status
+from octavo.gateway.http_errors import FieldError, error_response, report_of, report_of_status
 from octavo.gateway.request_context import RequestContextMiddleware
 from octavo.gateway.scheduler_admin import SchedulerAdmin
 from octavo.gateway.scheduler_client import SchedulerClient
@@ -45,6 +55,9 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.include_router(completions.router(config, client, tokenizer))
     chats = ChatPreparation(config, client, tokenizer)
     app.include_router(chat.router(config, chats, tokenizer.pieces))
+    app.include_router(anthropic_messages.router(config, chats))
+    app.include_router(tokenizer_routes.router(config, client, tokenizer, chats))
+    app.include_router(embeddings.router())
     app.include_router(kept_responses.router(config, client))
     app.include_router(models.router(client))
     app.include_router(explanations.router(client))
@@ -53,9 +66,10 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return report_of(error).response()
+    return error_response(request, report_of(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return report_of_status(error.status_code, str(error.detail), dict(error.headers or {})).response()
+    report = report_of_status(error.status_code, str(error.detail), dict(error.headers or {}))
+    return error_response(request, report)

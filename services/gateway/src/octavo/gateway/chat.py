@@ -17,6 +17,7 @@ from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
+from octavo.gateway.openapi import body_of
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_ids import CHAT_PREFIX
 
@@ -128,9 +129,8 @@ class ChatFormat:
 def router(config: GatewayConfig, chats: ChatPreparation, pieces: TokenPieces) -> APIRouter:
     """The route."""
     routes = APIRouter()
-    schema = {"requestBody": {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}}
 
-    @routes.post("/v1/chat/completions", openapi_extra=schema)
+    @routes.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
         chat = await chats.prepare(parse_chat(await read_body(request, config.max_body_bytes)))
         return chats.response(request, chat, ChatFormat(request.state.request_id, chat, pieces))

@@ -62,10 +62,10 @@ class ChatPreparation:
             reading,
         )
 
-    async def num_prompt_tokens(self, request: ChatRequest) -> int:
-        """Tokens of the prompt that the messages become. Raises as `prepare` does."""
+    async def prompt_token_ids(self, request: ChatRequest) -> list[int]:
+        """The prompt that the messages become, however long. Raises as `prepare` does."""
         served_model(self._client, request.model)
-        return len((await self._encode(request))[0])
+        return (await self._encode(request))[0]
 
     async def _encode(self, request: ChatRequest) -> tuple[list[int], AnswerReading]:
         tools = tool_use(request, self._answers, self._tokenizer.chat_template, self._config)

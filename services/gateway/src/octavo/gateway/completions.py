@@ -18,6 +18,7 @@ from octavo.gateway.generation_response import GenerationJob, GenerationResponse
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
+from octavo.gateway.openapi import body_of
 from octavo.gateway.request_checks import (
     CheckedOptions,
     PromptInput,
@@ -113,9 +114,8 @@ class CompletionFormat:
 def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> APIRouter:
     """The route."""
     routes = APIRouter()
-    schema = {"requestBody": {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}}}
 
-    @routes.post("/v1/completions", openapi_extra=schema)
+    @routes.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
     async def create_completion(request: Request) -> Response:
         body = parse_completion(await read_body(request, config.max_body_bytes))
         model = served_model(client, body.model)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from octavo.gateway.http_errors import FieldError
+from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.scheduler_client import SchedulerClient
-
-_ANSWER_PREFIXES = ("cmpl-", "chatcmpl-")
-"""What the `id` of an answer has before the request's own id."""
 
 
 def router(client: SchedulerClient) -> APIRouter:
@@ -29,4 +27,4 @@ def router(client: SchedulerClient) -> APIRouter:
 
 def _ids(given: str) -> list[str]:
     """The id as given, and as it is without an answer's prefix."""
-    return [given, *(given.removeprefix(prefix) for prefix in _ANSWER_PREFIXES if given.startswith(prefix))]
+    return [given] if request_id_of(given) == given else [given, request_id_of(given)]

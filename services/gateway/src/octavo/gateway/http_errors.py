@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.common.errors import (
@@ -33,6 +37,20 @@ class FieldError(Exception):
     def __init__(self, param: str | None, message: str, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param, self.message, self.code, self.status = param, message, code, status
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """In what runs inside, a FieldError names a field by its other name."""
+    try:
+        yield
+    except FieldError as error:
+        field, rest = re.fullmatch(r"(\w*)(.*)", error.param or "", re.DOTALL).groups()  # type: ignore[union-attr]
+        if field not in names:
+            raise
+        param = names[field] + rest
+        message = param + error.message.removeprefix(error.param or "")
+        raise FieldError(param, message, error.code, error.status) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +124,32 @@ def report_of(error: Exception) -> ErrorReport:
 def kind_of(error_class: type[OctavoError]) -> ErrorKind:
     """The entry of the table for a class."""
     return next(ERROR_KINDS[base] for base in error_class.__mro__ if base in ERROR_KINDS)
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+ANTHROPIC_PATHS = "/v1/messages"
+"""Where errors have Anthropic's shape."""
+
+
+def anthropic_error(shown: ErrorReport, request_id: str) -> dict[str, Any]:
+    """The error as Anthropic's API writes it."""
+    error_type = _ANTHROPIC_TYPES.get(shown.status, "api_error" if shown.status >= 500 else "invalid_request_error")
+    error = {"type": error_type, "message": shown.body["error"]["message"]}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+def error_response(request: Request, shown: ErrorReport) -> Response:
+    """An error in the shape of the API that was asked."""
+    if request.url.path.startswith(ANTHROPIC_PATHS):
+        shown = ErrorReport(shown.status, anthropic_error(shown, request.state.request_id), shown.headers)
+    return shown.response()
 
 
 def report_of_status(status: int, detail: str, headers: dict[str, str]) -> ErrorReport:

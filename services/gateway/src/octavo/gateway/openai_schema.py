@@ -17,7 +17,7 @@ from octavo.gateway.http_errors import FieldError
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, without_unoffered
 
 _MAX_INT32 = 2**31 - 1
-_MAX_MESSAGES, _MAX_PARTS = 4096, 1024
+MAX_MESSAGES, MAX_PARTS = 4096, 1024
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 TemplateVariables = Annotated[
@@ -27,13 +27,13 @@ TemplateVariables = Annotated[
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_INT32)]
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
     )
 
 
-class StreamOptions(_Body):
+class StreamOptions(RequestBody):
     """How a stream is framed."""
 
     include_usage: bool | None = None
@@ -44,7 +44,7 @@ class StreamOptions(_Body):
     """Not offered."""
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(RequestBody):
     """What both routes share. null is the default everywhere.
 
     A token is chosen so: of the model's logits, those that `allowed_token_ids`, `bad_words` and `min_tokens` exclude
@@ -120,7 +120,7 @@ class GenerationRequest(_Body):
     """Seconds for which the choices can be branched from after their end. Default 0."""
 
 
-class BranchOptions(_Body):
+class BranchOptions(RequestBody):
     """Where a completion goes on from."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -152,14 +152,14 @@ class CompletionRequest(GenerationRequest):
     """Go on from a choice of another response, sharing what was computed for it."""
 
 
-class TextPart(_Body):
+class TextPart(RequestBody):
     """One piece of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Body):
+class CalledFunction(RequestBody):
     """What a call of a tool called."""
 
     name: ToolName
@@ -167,7 +167,7 @@ class CalledFunction(_Body):
     """A JSON object, as text."""
 
 
-class ToolCall(_Body):
+class ToolCall(RequestBody):
     """A call of a tool in an earlier answer."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -192,13 +192,13 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=_MAX_PARTS)] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
     reasoning_content: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
@@ -219,7 +219,10 @@ class ChatMessage(BaseModel):
         return message
 
 
-class Function(_Body):
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Function(RequestBody):
     """What a tool is to the model."""
 
     name: ToolName
@@ -236,20 +239,20 @@ class Function(_Body):
         return {"type": "function", "function": function}
 
 
-class Tool(_Body):
+class Tool(RequestBody):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(_Body):
+class NamedFunction(RequestBody):
     """A function by its name."""
 
     name: ToolName
 
 
-class NamedTool(_Body):
+class NamedTool(RequestBody):
     """A tool by its name."""
 
     type: Literal["function"]
@@ -259,7 +262,7 @@ class NamedTool(_Body):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: PositiveInt | None = None
     """The later name of `max_tokens`."""
     logprobs: bool | None = None
@@ -284,20 +287,21 @@ class ChatRequest(GenerationRequest):
     """Add what the tokenizer puts around a text to what the template writes. Default false."""
 
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Raises FieldError."""
-    return _validate(CompletionRequest, without_unoffered(_json_object(body), COMPLETION_OPTIONS))
+    return validated(CompletionRequest, without_unoffered(json_object(body), COMPLETION_OPTIONS))
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises FieldError."""
-    return _validate(ChatRequest, without_unoffered(_json_object(body), CHAT_OPTIONS))
+    return validated(ChatRequest, without_unoffered(json_object(body), CHAT_OPTIONS))
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
+    """The object that a body is. Raises FieldError."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -307,33 +311,36 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _validate(body_class: type[Body], values: dict[str, Any]) -> Body:
+def validated(body_class: type[Body], values: dict[str, Any]) -> Body:
+    """The values as a request. Raises FieldError for the first field that is wrong."""
     try:
         return body_class.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _first_problem(error, values) from None
 
 
-def _first_problem(error: ValidationError) -> FieldError:
+def _first_problem(error: ValidationError, values: dict[str, Any]) -> FieldError:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     field = problems[0]["loc"][:1]
     # Where a value may be of several kinds, the kind that was followed deepest is the one that was meant.
     problem = max((p for p in problems if p["loc"][:1] == field), key=lambda p: len(p["loc"]))
-    param = _path([part for part in problem["loc"] if not _is_union_branch(part)])
+    is_missing = problem["type"] == "missing"
+    param = _path(problem["loc"], values, is_missing)
     if problem["type"] == "extra_forbidden":
         return FieldError(param, f"{param} is not a known field", "unknown_parameter")
-    code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
-    return FieldError(param, f"{param}: {problem['msg']}", code)
-
-
-def _is_union_branch(part: int | str) -> bool:
-    """Pydantic puts the kind it tried into the path of a field that may be of several kinds."""
-    return isinstance(part, str) and (
-        part in ("str", "TextPart", "NamedTool") or part.startswith(("list[", "constrained-", "literal["))
+    return FieldError(
+        param, f"{param}: {problem['msg']}", "missing_required_parameter" if is_missing else "invalid_value"
     )
 
 
-def _path(parts: list[int | str]) -> str | None:
-    """`messages[0].content`"""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+def _path(loc: tuple[int | str, ...], values: Any, is_missing: bool) -> str | None:
+    """`messages[0].content`. Of a field that may be of several kinds, pydantic's `loc` also has the kind it tried."""
+    path = ""
+    for place, part in enumerate(loc, start=1):
+        if isinstance(part, int):
+            path += f"[{part}]"
+            values = values[part] if isinstance(values, list) and part < len(values) else None
+        elif isinstance(values, dict) and (part in values or (is_missing and place == len(loc))):
+            path += f".{part}"
+            values = values.get(part)
     return path.lstrip(".") or None

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.gateway import metrics
 from octavo.gateway.generation_response import CLIENT_GONE_STATUS
-from octavo.gateway.http_errors import FieldError, report_of
+from octavo.gateway.http_errors import FieldError, error_response, report_of
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class RequestContextMiddleware:
         except Exception as error:
             log.exception("request failed", request_id=request_id)
             if status == 0:
-                await report_of(error).response()(scope, receive, send_with_id)
+                await error_response(Request(scope), report_of(error))(scope, receive, send_with_id)
         if state.get("client_is_gone"):
             status = CLIENT_GONE_STATUS
         self._record(scope, request_id, status, time.perf_counter() - received_s)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 COMPLETION_PREFIX = "cmpl-"
 CHAT_PREFIX = "chatcmpl-"
+MESSAGE_PREFIX = "msg_"
+RESPONSE_PREFIX = "resp_"
+PREFIXES = (COMPLETION_PREFIX, CHAT_PREFIX, MESSAGE_PREFIX, RESPONSE_PREFIX)
 
 
 def request_id_of(response_id: str) -> str:
     """The request's own id, which is also its `x-request-id`."""
-    for prefix in (COMPLETION_PREFIX, CHAT_PREFIX):
+    for prefix in PREFIXES:
         if response_id.startswith(prefix):
             return response_id.removeprefix(prefix)
     return response_id
