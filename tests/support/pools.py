@@ -33,9 +33,11 @@ class DrivenPool:
     Steps are acknowledged as they are launched, unless `acknowledged_step` is given.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, settings: PoolSettings | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, settings: PoolSettings | None = None, num_host_blocks: int = 0
+    ) -> None:
         self.stats = KvStats()
-        opening = OpenPool("group-0", epoch=1, incarnation=1, num_blocks=num_blocks, block_size=block_size)
+        opening = OpenPool("group-0", 1, 1, num_blocks, block_size, num_host_blocks)
         self.pool = Pool(opening, settings or PoolSettings(), self.stats)
         self.credit_target = 0
         self.acknowledged_step = 0

@@ -8,7 +8,10 @@ from contextlib import aclosing
 import pytest
 
 from octavo.common.errors import OverloadedLinkError
+from octavo.common.messages.kv import Admission, Release
 from octavo.kvmanager.event_stream import Batch, follow
+from octavo.kvmanager.flush import FlushScope
+from octavo.kvmanager.inspection import stored_blocks
 from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 from support.pools import DrivenPool, tokens
@@ -50,6 +53,54 @@ def test_stored_blocks_name_their_parents_and_evicted_ones_their_digest() -> Non
     driven.cache(2, tokens(100, 132))
     gone = (events.after(4, 10) or [])[0]
     assert (gone.kind, gone.tier, gone.digest) == (EventKind.EVICTED, Tier.DEVICE, third.digest)
+
+
+def test_what_host_memory_stores_gives_back_and_drops_is_told() -> None:
+    driven = DrivenPool(num_blocks=2, num_host_blocks=2)
+    driven.cache(1, tokens(0, 32))
+    events = driven.pool.blocks.events
+    events.watch()
+    reply = driven.send(admissions=[Admission(3, tokens(200, 232), computes_itself=True)])
+    [sinking] = reply.transfers
+    driven.send(finished_transfers=[sinking.transfer_id], releases=[Release(3, 0)])
+    gone, stored = (events.after(1, 10) or [])[:2], (events.after(3, 10) or [])
+    assert [(e.kind, e.tier) for e in gone] == [(EventKind.EVICTED, Tier.DEVICE)] * 2
+    assert [(e.kind, e.tier) for e in stored] == [(EventKind.STORED, Tier.HOST)] * 2
+    assert {e.digest for e in gone} == {e.digest for e in stored}
+    by_parent = {e.parent: e for e in stored}
+    first = by_parent[b""]
+    assert by_parent[first.digest].block_id != first.block_id
+    snapshot = list(stored_blocks(driven.pool))
+    assert sorted(snapshot) == sorted(stored)
+    told = events.last
+    reply = driven.send(admissions=[Admission(4, tokens(0, 32), computes_itself=True)])
+    [restoring] = reply.transfers
+    driven.send(finished_transfers=[restoring.transfer_id])
+    [restored] = events.after(told, 10) or []
+    assert (restored.kind, restored.tier, restored.digest) == (EventKind.RESTORED, Tier.DEVICE, first.digest)
+    told = events.last
+    driven.pool.flush(FlushScope())
+    flushed = events.after(told, 10) or []
+    assert {(e.kind, e.tier) for e in flushed} == {(EventKind.FLUSHED, Tier.DEVICE), (EventKind.FLUSHED, Tier.HOST)}
+    assert list(stored_blocks(driven.pool)) == []
+
+
+def test_a_host_block_that_gives_way_is_told_as_evicted() -> None:
+    driven = DrivenPool(num_blocks=2, num_host_blocks=1)
+    events = driven.pool.blocks.events
+    events.watch()
+    digests = []
+    for sequence_id in range(1, 4):
+        admitted = driven.send(
+            admissions=[Admission(sequence_id, tokens(100 * sequence_id, 100 * sequence_id + 32), computes_itself=True)]
+        )
+        driven.publish(sequence_id, 16)
+        finished = [transfer.transfer_id for transfer in admitted.transfers]
+        driven.send(finished_transfers=finished, releases=[Release(sequence_id, 0)])
+    on_host = [e for e in events.after(1, 100) or [] if e.tier is Tier.HOST]
+    digests = [e.digest for e in on_host]
+    assert [e.kind for e in on_host] == [EventKind.STORED, EventKind.EVICTED, EventKind.STORED]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_what_a_watcher_missed_is_replayed_as_long_as_it_is_known() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from octavo.common.messages.kv import (
     Admitted,
@@ -23,7 +23,9 @@ from octavo.common.messages.kv import (
     Verdict,
 )
 from octavo.kvmanager.host_tier import HostTierSettings
+from octavo.kvmanager.inspection import stored_blocks
 from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.pool_events import EventKind, PoolEvent, Tier
 from octavo.kvmanager.transfers import Purpose
 from support.pool_machine import BLOCK_SIZE, Content, PoolMachine, Row, Sequence
 
@@ -56,6 +58,10 @@ class SwapMachine(PoolMachine):
         self.pool = Pool(
             OpenPool("group-0", 1, 1, num_blocks, BLOCK_SIZE, num_host_blocks), PoolSettings(watermark, host_tier=tier)
         )
+        self.pool.blocks.events.watch()
+        self.num_told_events = self.pool.blocks.events.last
+        self.told: dict[tuple[Tier, bytes], PoolEvent] = {}
+        """What a watcher of the pool believes to be stored."""
         self.num_host_blocks = num_host_blocks
         self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
         self.transfers: list[Transfer] = []
@@ -111,6 +117,20 @@ class SwapMachine(PoolMachine):
         self.done += [transfer.transfer_id for transfer in transfers]
         for row in rows:
             self.execute(row)
+
+    @invariant()
+    def a_watcher_knows_what_is_stored(self) -> None:
+        events = self.pool.blocks.events.after(self.num_told_events, 10_000)
+        assert events is not None
+        self.num_told_events += len(events)
+        for event in events:
+            place = event.tier, event.digest
+            if event.kind in (EventKind.STORED, EventKind.RESTORED):
+                assert place not in self.told
+                self.told[place] = event._replace(kind=EventKind.STORED)
+            else:
+                assert self.told.pop(place).block_id == event.block_id
+        assert sorted(self.told.values()) == sorted(stored_blocks(self.pool))
 
     # Its parts
 

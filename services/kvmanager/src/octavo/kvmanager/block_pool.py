@@ -40,6 +40,7 @@ class Evicted(NamedTuple):
     block_id: int
     generation: int
     key: BlockKey
+    parent: BlockKey | None
 
 
 class BlockPool:
@@ -207,10 +208,12 @@ class BlockPool:
         self.states[block_id] = BlockState.FREE
         self.free.append(block_id)
 
-    def publish(self, block_id: int, key: BlockKey, parent: BlockKey | None = None) -> None:
+    def publish(
+        self, block_id: int, key: BlockKey, parent: BlockKey | None = None, kind: EventKind = EventKind.STORED
+    ) -> None:
         """Make an active block findable. The first publisher of a key wins: later ones stay without one.
 
-        `parent`: key of the block before it, None for the first of a sequence.
+        `parent`: key of the block before it, None for the first of a sequence. `kind`: as what it is recorded.
         """
         if self.keys[block_id] is None and key not in self.key_to_block:
             self.keys[block_id] = key
@@ -222,7 +225,7 @@ class BlockPool:
                 self._catalogue.put(block_id, key)
             if self.events.is_recording:
                 parent_digest = b"" if parent is None else digest_of(parent)
-                self.events.record(PoolEvent(EventKind.STORED, Tier.DEVICE, block_id, digest_of(key), parent_digest))
+                self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), parent_digest))
 
     def published_parent(self, block_id: int) -> int:
         """The block that can be found by the key of a published block's parent; -1 if there is none."""
@@ -395,9 +398,10 @@ class BlockPool:
             del key_to_block[key]
             all_keys[block_id] = None
         if self.keeps_evicted:
-            generations = self.generations
+            generations, parents = self.generations, self.parents
             self._evicted += [
-                Evicted(block_id, generations[block_id], key) for block_id, key in zip(block_ids, keys, strict=True)
+                Evicted(block_id, generations[block_id], key, parents[block_id])
+                for block_id, key in zip(block_ids, keys, strict=True)
             ]
         self._record(EventKind.EVICTED, block_ids, keys)
         return block_ids

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from octavo.common.errors import InternalError
-from octavo.kvmanager.block_hash import BlockKey
+from octavo.kvmanager.block_hash import BlockKey, digest_of
+from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 
 
 class HostState(enum.IntEnum):
@@ -29,11 +30,15 @@ class HostPool:
     A block that a transfer reads or writes is not handed out before the transfer has ended, whoever gave it up.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: PoolEvents) -> None:
+        """What is stored and dropped is recorded in `events`."""
         self.num_blocks = num_blocks
+        self._events = events
         self.states = [HostState.FREE] * num_blocks
         self.free = list(range(num_blocks - 1, -1, -1))
         self.keys: list[BlockKey | None] = [None] * num_blocks
+        self.parents: list[BlockKey | None] = [None] * num_blocks
+        """Key of the block before it in its prefix. Means something only where there is a key."""
         self.key_to_block: dict[BlockKey, int] = {}
         self.evictable: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that no transfer reads, least recently used first."""
@@ -66,7 +71,7 @@ class HostPool:
         taken = [self.free.pop() for _ in range(min(num_blocks, len(self.free)))]
         for _ in range(num_blocks - len(taken)):
             host_id, _ = self.evictable.popitem(last=False)
-            self._forget_key(host_id)
+            self._forget_key(host_id, EventKind.EVICTED)
             taken.append(host_id)
         for host_id in taken:
             self.states[host_id] = HostState.SWAPPED
@@ -82,14 +87,18 @@ class HostPool:
             else:
                 self._set_free(host_id)
 
-    def keep_cached(self, host_id: int, key: BlockKey) -> None:
-        """A swapped block becomes a cached one; free instead if its content is found elsewhere already."""
+    def keep_cached(self, host_id: int, key: BlockKey, parent: BlockKey | None) -> None:
+        """A swapped block becomes a cached one; free instead if its content is found elsewhere already.
+
+        `parent`: key of the block before it, None for the first of a sequence.
+        """
         if key in self.key_to_block:
             self.give_back([host_id])
             return
         self.states[host_id] = HostState.CACHED
-        self.keys[host_id] = key
+        self.keys[host_id], self.parents[host_id] = key, parent
         self.key_to_block[key] = host_id
+        self._record(EventKind.STORED, host_id, key, parent)
         if not self.num_transfers[host_id]:
             self.evictable[host_id] = None
 
@@ -114,16 +123,22 @@ class HostPool:
         for host_id, key in enumerate(self.keys):
             if key is None or not matches(key):
                 continue
-            self._forget_key(host_id)
+            self._forget_key(host_id, EventKind.FLUSHED)
             self.evictable.pop(host_id, None)
             self.states[host_id] = HostState.SWAPPED
             self.give_back([host_id])
 
-    def _forget_key(self, host_id: int) -> None:
+    def _forget_key(self, host_id: int, kind: EventKind) -> None:
         key = self.keys[host_id]
         assert key is not None
         del self.key_to_block[key]
         self.keys[host_id] = None
+        self._record(kind, host_id, key, None)
+
+    def _record(self, kind: EventKind, host_id: int, key: BlockKey, parent: BlockKey | None) -> None:
+        if self._events.is_recording:
+            parent_digest = b"" if parent is None else digest_of(parent)
+            self._events.record(PoolEvent(kind, Tier.HOST, host_id, digest_of(key), parent_digest))
 
     def _set_free(self, host_id: int) -> None:
         self.states[host_id] = HostState.FREE

@@ -64,7 +64,7 @@ class HostTier:
         settings: HostTierSettings,
         stats: KvStats,
     ) -> None:
-        self.host = HostPool(num_host_blocks)
+        self.host = HostPool(num_host_blocks, blocks.events)
         self.transfers = Transfers(blocks, self.host)
         self._blocks = blocks
         self._tables = tables
@@ -109,8 +109,9 @@ class HostTier:
         del table.block_ids[request.num_kept_blocks :]
         self._blocks.begin_copies_out(copied, request.last_step)
         generations = [self._blocks.generations[block_id] for block_id in copied]
+        unfindable: list[BlockKey | None] = [None] * len(copied)
         transfer_id = self.transfers.begin(
-            Purpose.SWAP_OUT, copied, generations, host_ids, [None] * len(copied), request.sequence_id
+            Purpose.SWAP_OUT, copied, generations, host_ids, unfindable, unfindable, request.sequence_id
         )
         self._tables.give_up_claims(request.sequence_id)
         self._stats.num_swapped_out_blocks += len(copied)
@@ -204,6 +205,7 @@ class HostTier:
         """Save cached blocks that this message has evicted, the most recently used ones, as far as host memory goes."""
         device_ids, generations, host_ids = [], [], []
         keys: list[BlockKey | None] = []
+        parents: list[BlockKey | None] = []
         for evicted in self._blocks.take_evicted()[-self._settings.max_sinking_blocks :]:
             if self.host.find(evicted.key) is not None:
                 continue
@@ -214,7 +216,8 @@ class HostTier:
             generations.append(evicted.generation)
             host_ids += taken
             keys.append(evicted.key)
-        self.transfers.begin(Purpose.SINK, device_ids, generations, host_ids, keys)
+            parents.append(evicted.parent)
+        self.transfers.begin(Purpose.SINK, device_ids, generations, host_ids, keys, parents)
         self._stats.num_sunk_blocks += len(device_ids)
 
     def find_run(self, chain: TokenChain, first_index: int, end_index: int) -> list[int]:
@@ -251,7 +254,7 @@ class HostTier:
             parents.append(table.chain.key(index - 1) if is_published and index else None)
         self._blocks.begin_copies_in(device_ids)
         generations = [self._blocks.generations[block_id] for block_id in device_ids]
-        return self.transfers.begin(purpose, device_ids, generations, host_ids, keys, sequence_id, parents)
+        return self.transfers.begin(purpose, device_ids, generations, host_ids, keys, parents, sequence_id)
 
 
 def _wait(request: SwapIn, reason: WaitReason) -> SwappedIn:

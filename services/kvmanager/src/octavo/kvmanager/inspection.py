@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -116,17 +117,18 @@ def _depth(pool: Pool, block_id: int, depths: dict[int, int]) -> int:
 
 
 def stored_blocks(pool: Pool) -> Iterator[PoolEvent]:
-    """Everything that can be found, as of the call, as the events that would have led there."""
-    blocks = pool.blocks
-    return _as_events(list(blocks.keys), list(blocks.parents))
+    """Everything that can be found, as of the call, in either tier, as the events that would have led there."""
+    blocks, host = pool.blocks, pool.tier.host
+    on_device = _as_events(Tier.DEVICE, list(blocks.keys), list(blocks.parents))
+    return itertools.chain(on_device, _as_events(Tier.HOST, list(host.keys), list(host.parents)))
 
 
-def _as_events(keys: list[Any], parents: list[Any]) -> Iterator[PoolEvent]:
+def _as_events(tier: Tier, keys: list[Any], parents: list[Any]) -> Iterator[PoolEvent]:
     for block_id, key in enumerate(keys):
         if key is not None:
             parent = parents[block_id]
             parent_digest = digest_of(parent) if parent is not None else b""
-            yield PoolEvent(EventKind.STORED, Tier.DEVICE, block_id, digest_of(key), parent_digest)
+            yield PoolEvent(EventKind.STORED, tier, block_id, digest_of(key), parent_digest)
 
 
 async def ledger_violations(pool: Pool) -> list[str]:

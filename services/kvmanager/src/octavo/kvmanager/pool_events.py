@@ -15,6 +15,7 @@ class EventKind(enum.IntEnum):
     STORED = 1  # it can be found by its digest
     EVICTED = 2  # it gave way to other content
     FLUSHED = 3  # it was dropped on demand
+    RESTORED = 4  # it can be found again, since it was copied from a lower tier, which keeps it too
 
 
 class Tier(enum.IntEnum):

@@ -11,6 +11,7 @@ from octavo.common.messages.kv import Transfer, TransferDirection
 from octavo.kvmanager.block_hash import BlockKey
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.host_pool import HostPool
+from octavo.kvmanager.pool_events import EventKind
 
 
 class Purpose(enum.Enum):
@@ -34,7 +35,7 @@ class OpenTransfer:
     keys: list[BlockKey | None]
     """What each block is found by once the bytes have arrived; None for one that is not to be found."""
     parents: list[BlockKey | None]
-    """Key of the block before each; empty for a SINK."""
+    """Key of the block before each. Means something only where there is a key."""
 
 
 class Transfers:
@@ -57,8 +58,8 @@ class Transfers:
         generations: Sequence[int],
         host_ids: Sequence[int],
         keys: list[BlockKey | None],
+        parents: list[BlockKey | None],
         sequence_id: int = 0,
-        parents: list[BlockKey | None] | None = None,
     ) -> int:
         """A new transfer for the next reply; its id, or 0 if there is nothing to copy."""
         if not device_ids:
@@ -70,7 +71,7 @@ class Transfers:
             Transfer(self._last_id, direction, tuple(device_ids), tuple(generations), tuple(host_ids)),
         )
         self._open[self._last_id] = OpenTransfer(
-            purpose, sequence_id, tuple(device_ids), tuple(host_ids), keys, parents or []
+            purpose, sequence_id, tuple(device_ids), tuple(host_ids), keys, parents
         )
         self._host.begin_transfer(host_ids)
         return self._last_id
@@ -89,16 +90,16 @@ class Transfers:
         if done is None:
             raise ProtocolError(f"transfer {transfer_id} has ended, but was not open")
         if done.purpose is Purpose.SINK:
-            for host_id, key in zip(done.host_ids, done.keys, strict=True):
+            for host_id, key, parent in zip(done.host_ids, done.keys, done.parents, strict=True):
                 if key is None:
                     self._host.give_back([host_id])
                 else:
-                    self._host.keep_cached(host_id, key)
+                    self._host.keep_cached(host_id, key, parent)
         else:
             if done.purpose is not Purpose.SWAP_OUT:
                 for device_id, key, parent in zip(done.device_ids, done.keys, done.parents, strict=True):
                     if key is not None:
-                        self._blocks.publish(device_id, key, parent)
+                        self._blocks.publish(device_id, key, parent, EventKind.RESTORED)
             for device_id in done.device_ids:
                 self._blocks.end_transfer(device_id)
         self._host.end_transfer(done.host_ids)
