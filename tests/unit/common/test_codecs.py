@@ -122,6 +122,30 @@ kv_request = st.one_of(
         num_blocks=index,
         block_size=index,
         kv_format=text,
+        num_host_blocks=index,
+        resume_boot_epoch=uint64,
+        last_reply_no=uint64,
+    ),
+    st.builds(
+        kv.DeclarePool,
+        tables=few(
+            st.builds(
+                kv.DeclaredTable,
+                sequence_id=uint64,
+                token_ids=ids,
+                num_computed_tokens=index,
+                block_ids=ids,
+                generations=ids,
+                salt=st.binary(max_size=9),
+                adapter=text,
+                adapter_generation=uint64,
+            )
+        ),
+        credits=pair_of_lists,
+        launched_step=uint64,
+        acknowledged_step=uint64,
+        recycled=pair_of_lists,
+        highest_generation=index,
     ),
     st.builds(
         kv.KvRequest,
@@ -129,7 +153,7 @@ kv_request = st.one_of(
         acknowledged_step=uint64,
         spent=st.lists(st.tuples(number, index), max_size=5),
         publications=few(st.builds(kv.Publication, sequence_id=uint64, num_computed_tokens=index, new_token_ids=ids)),
-        forks=few(st.builds(kv.Fork, parent_id=uint64, child_id=uint64, num_tokens=index)),
+        forks=few(st.builds(kv.Fork, parent_id=uint64, child_id=uint64, num_tokens=index, num_table_tokens=index)),
         releases=few(st.builds(kv.Release, sequence_id=number, last_step=number)),
         returned_credits=st.lists(index, max_size=5),
         admissions=few(
@@ -152,11 +176,16 @@ kv_request = st.one_of(
                 adapter_generation=uint64,
             )
         ),
+        finished_transfers=st.lists(number, max_size=5),
+        swap_outs=few(st.builds(kv.SwapOut, sequence_id=uint64, num_kept_blocks=index, last_step=uint64)),
+        swap_ins=few(st.builds(kv.SwapIn, sequence_id=uint64, num_tokens=index)),
+        last_reply_no=uint64,
     ),
 )
 verdict = st.sampled_from(kv.Verdict)
+wait_reason = st.sampled_from(kv.WaitReason)
 kv_reply = st.one_of(
-    st.builds(kv.PoolOpened, pool_id=text, boot_epoch=uint64),
+    st.builds(kv.PoolOpened, pool_id=text, boot_epoch=uint64, is_resumed=st.booleans(), last_message_no=uint64),
     st.builds(
         kv.KvReply,
         message_no=uint64,
@@ -178,11 +207,51 @@ kv_reply = st.one_of(
                 num_cached_tokens=index,
                 block_ids=ids,
                 generations=ids,
+                wait_reason=wait_reason,
+                awaited_sequence_id=uint64,
+                num_host_tokens=index,
+                transfer_id=uint64,
+                misses=few(
+                    st.builds(kv.PrefixMiss, reason=st.sampled_from(kv.MissReason), num_blocks=index, evicted_by=uint64)
+                ).map(tuple),
             )
         ),
         credits=pair_of_lists,
         num_recalled_credits=index,
-        counts=st.builds(kv.PoolCounts, free=index, granted=index, active=index, cached=index, quarantined=index),
+        counts=st.builds(
+            kv.PoolCounts,
+            free=index,
+            granted=index,
+            active=index,
+            cached=index,
+            quarantined=index,
+            transferring=index,
+            host_free=index,
+            host_swapped=index,
+            host_cached=index,
+        ),
+        swapped_out=few(st.builds(kv.SwappedOut, sequence_id=uint64, verdict=verdict, transfer_id=uint64)),
+        swapped_in=few(
+            st.builds(
+                kv.SwappedIn,
+                sequence_id=uint64,
+                verdict=verdict,
+                transfer_id=uint64,
+                block_ids=ids,
+                generations=ids,
+                wait_reason=wait_reason,
+            )
+        ),
+        transfers=few(
+            st.builds(
+                kv.Transfer,
+                transfer_id=uint64,
+                direction=st.sampled_from(kv.TransferDirection),
+                device_ids=ids,
+                generations=ids,
+                host_ids=ids,
+            )
+        ),
     ),
 )
 

@@ -124,6 +124,7 @@ def _declaration_from_proto(declaration: pb.DeclarePool) -> DeclarePool:
         launched_step=declaration.launched_step,
         acknowledged_step=declaration.acknowledged_step,
         recycled=_pairs(unpack_int32(declaration.recycled_block_ids), unpack_int32(declaration.recycled_generations)),
+        highest_generation=declaration.highest_generation,
     )
 
 
