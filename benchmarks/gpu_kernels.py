@@ -1,6 +1,6 @@
 """Times the attention kernels on a GPU against the limits measured in the same run.
 
-    python benchmarks/gpu_kernels.py [--sweep] [--kv-cache-dtype fp8]
+    python benchmarks/gpu_kernels.py [--sweep] [--fp8]
 
 Shape of Llama-3.1-8B: 32 query heads, 8 KV heads, head size 128, blocks of 16, bfloat16, random blocks. `--sweep` tries
 the tilings among which the defaults were chosen.
@@ -12,6 +12,8 @@ import argparse
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,9 @@ from octavo.worker.kernels import paged_prefill as prefill_module
 from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
 from octavo.worker.kernels.paged_decode import ITEM, DecodeRows, make_scratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+from octavo.worker.kernels.quantize_rows import quantize_rows
+from octavo.worker.models.fp8_linear import to_rows_of_e4m3
+from octavo.worker.models.scaled_linear import ScaledLinear
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 DEVICE = "cuda"
@@ -204,6 +209,31 @@ def print_linears(limits: Limits, num_rows: int, tiling: LinearTiling | Literal[
     print(f"linear   {num_rows} rows {tiling or ''!s:18} " + "   ".join(cells), flush=True)
 
 
+def time_scaled_linear(out_features: int, in_features: int, num_rows: int) -> tuple[float, float, float]:
+    """Microseconds of a product of e4m3 weights with the rounding of its activations, of the rounding, of bfloat16."""
+    weights = [
+        torch.randn((out_features, in_features), dtype=torch.bfloat16, device=DEVICE)
+        for _ in range(max(2, -(-(512 << 20) // (2 * out_features * in_features))))
+    ]
+    layers = [ScaledLinear(*to_rows_of_e4m3(weight), None) for weight in weights]
+    x = torch.randn((num_rows, in_features), dtype=torch.bfloat16, device=DEVICE)
+
+    def launch(products: list[Callable[[Tensor], object]]) -> float:
+        return time_us(lambda: [product(x) for product in products], launches_per_graph=len(products))
+
+    plain = [partial(torch.nn.functional.linear, weight=weight) for weight in weights]
+    return launch(list(layers)), launch([quantize_rows] * len(weights)), launch(list(plain))
+
+
+def print_scaled_linears(num_rows: int) -> None:
+    shapes = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+    cells = []
+    for name, (out_features, in_features) in shapes.items():
+        scaled, rounding, plain = time_scaled_linear(out_features, in_features, num_rows)
+        cells.append(f"{name} {scaled:6.1f} us (rounding {rounding:4.1f}; bfloat16 {plain:6.1f})")
+    print(f"e4m3     {num_rows} rows  " + "   ".join(cells), flush=True)
+
+
 def sweep(limits: Limits, kinds: list[str]) -> None:
     if "decode" in kinds:
         for tiling in DECODE_TILINGS:
@@ -222,9 +252,9 @@ def sweep(limits: Limits, kinds: list[str]) -> None:
             print_prefills(limits, prefill_tiling)
 
 
-def compile_sweep(kinds: list[str], kv_cache_dtype: str) -> None:
+def compile_sweep(kinds: list[str], fp8: bool) -> None:
     """Fill Triton's cache on disk from several processes at once, since each tiling takes seconds to compile."""
-    command = [sys.executable, __file__, "--kv-cache-dtype", kv_cache_dtype, "--compile"]
+    command = [sys.executable, __file__, *(["--fp8"] if fp8 else []), "--compile"]
     jobs = [index for index, (kind, _) in enumerate(TILINGS) if kind in kinds]
     running = [subprocess.Popen([*command, str(index)]) for index in jobs]
     for process in running:
@@ -246,10 +276,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--kinds", nargs="*", default=["decode", "linear", "prefill"], help="what to sweep")
-    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="of keys and values")
+    parser.add_argument("--fp8", action="store_true", help="keys, values and weights of e4m3")
     parser.add_argument("--compile", type=int)
     arguments = parser.parse_args()
-    if arguments.kv_cache_dtype == "fp8":
+    if arguments.fp8:
         Pool.dtype = torch.float8_e4m3fn
     if arguments.compile is not None:
         compile_one(arguments.compile)
@@ -257,11 +287,15 @@ def main() -> None:
     limits = measure_limits()
     print(f"copy {limits.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {limits.matmul_flops / 1e12:.0f} TFLOP/s")
     if arguments.sweep:
-        compile_sweep(arguments.kinds, arguments.kv_cache_dtype)
+        compile_sweep(arguments.kinds, arguments.fp8)
         sweep(limits, arguments.kinds)
     else:
         print_decodes(limits)
         print_prefills(limits)
+        if arguments.fp8:
+            for num_rows in (1, 64, 256, 1024):
+                print_scaled_linears(num_rows)
+            return
         for num_rows in (1, 2, 4):
             print_linears(limits, num_rows, "library")
             print_linears(limits, num_rows)

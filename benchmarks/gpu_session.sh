@@ -53,7 +53,7 @@ for part in "${@:-kernels}"; do
             OCTAVO_WORKER_QUANTIZATION=fp8 timed fp8_weights "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
             OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 OCTAVO_WORKER_QUANTIZATION=fp8 \
                 timed fp8_both "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
-            timed fp8_kernels "$PYTHON" benchmarks/gpu_kernels.py --kv-cache-dtype fp8
+            timed fp8_kernels "$PYTHON" benchmarks/gpu_kernels.py --fp8
             ;;
         *) echo "unknown part: $part" >&2 && exit 2 ;;
     esac

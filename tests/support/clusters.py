@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.cli.local_cluster import LocalCluster
 from octavo.cli.models import PreparedModel
-from octavo.cli.serve_options import ServeOptions
+from octavo.cli.serve_options import KvCacheDtype, Quantization, ServeOptions
 from octavo.common.messages.kv import PoolCounts
 from octavo.common.runtime import Stop
 from octavo.kvmanager.ledger import violations
@@ -50,6 +50,8 @@ class ServerSettings:
     block_size: int | None = None
     num_blocks: int | None = None
     num_host_blocks: int | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
+    quantization: Quantization | None = None
     max_model_len: int | None = None
     pipeline_depth: int = 2
     prefix_cache: bool = True

@@ -20,8 +20,10 @@ NUM_HOST_BLOCKS = 8
 
 
 @pytest.fixture
-def runner(tiny: Callable[[str], TinyModel]) -> ModelRunner:
-    return make_runner(tiny("llama").folder, num_host_blocks=NUM_HOST_BLOCKS)
+def runner(tiny: Callable[[str], TinyModel], request: pytest.FixtureRequest) -> ModelRunner:
+    """The parameter is whether K and V are e4m3."""
+    fp8_kv = getattr(request, "param", False)
+    return make_runner(tiny("llama").folder, num_host_blocks=NUM_HOST_BLOCKS, fp8_kv=fp8_kv)
 
 
 def transfer(direction: TransferDirection, device: int, generation: int, host: int, transfer_id: int = 1) -> Transfer:
@@ -57,6 +59,7 @@ def test_within_a_plan_a_block_is_saved_before_it_is_copied_over_and_filled_afte
     assert pool[7].eq(3.0).all(), "block 3 was saved before the copy"
 
 
+@pytest.mark.parametrize("runner", [False, True], indirect=True, ids=["float32", "e4m3"])
 def test_a_sequence_goes_on_with_the_same_tokens_after_its_blocks_went_to_the_host(runner: ModelRunner) -> None:
     prompt = [5, 6, 7, 8] * 9
     driver = RunnerDriver(runner)

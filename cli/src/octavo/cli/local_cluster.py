@@ -122,6 +122,8 @@ class _Settings:
                 model_name=model.name,
                 block_size=options.block_size,
                 num_blocks=options.num_blocks,
+                kv_cache_dtype=options.kv_cache_dtype,
+                quantization=options.quantization,
                 num_host_blocks=options.num_host_blocks,
                 **limits,
             )

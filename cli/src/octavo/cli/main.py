@@ -12,7 +12,7 @@ from rich.console import Console
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
-from octavo.cli.serve_options import Carrier, ServeOptions, check_limits
+from octavo.cli.serve_options import Carrier, KvCacheDtype, Quantization, ServeOptions, check_limits
 from octavo.common.logs import LogLevel
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -55,6 +55,13 @@ def serve(
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
     block_size: Annotated[int | None, typer.Option(min=8, max=128, help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks in the pool. Left out: what fits.")] = None,
+    kv_cache_dtype: Annotated[
+        KvCacheDtype | None,
+        typer.Option(help="Type of K and V; fp8 halves the memory of bfloat16. Left out: that of the model."),
+    ] = None,
+    quantization: Annotated[
+        Quantization | None, typer.Option(help="Rounds the weights to fp8 when they are loaded.", show_default=False)
+    ] = None,
     num_host_blocks: Annotated[
         int | None,
         typer.Option(min=0, help="KV blocks in host memory, for swap and evicted prefixes. Left out: what fits."),
@@ -90,6 +97,8 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         num_blocks=num_blocks,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
         num_host_blocks=num_host_blocks,
         prefix_cache=not no_prefix_cache,
         pipeline_depth=pipeline_depth,

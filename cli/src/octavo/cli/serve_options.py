@@ -8,6 +8,8 @@ from typing import Literal
 from octavo.common.logs import LogLevel
 
 Carrier = Literal["frames", "grpc"]
+KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
+Quantization = Literal["fp8"]
 
 
 def check_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
@@ -35,6 +37,10 @@ class ServeOptions:
     """Tokens per KV block."""
     num_blocks: int | None = None
     """Blocks in the KV pool."""
+    kv_cache_dtype: KvCacheDtype | None = None
+    """Type of K and V in the pool."""
+    quantization: Quantization | None = None
+    """What weights are rounded to when loaded."""
     num_host_blocks: int | None = None
     """Blocks of host memory for swapped sequences and evicted prefixes."""
     prefix_cache: bool = True

@@ -64,6 +64,8 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "model_name": model.name,
             "block_size": options.block_size,
             "num_blocks": options.num_blocks,
+            "kv_cache_dtype": options.kv_cache_dtype,
+            "quantization": options.quantization,
             "num_host_blocks": options.num_host_blocks,
             **limits,
         },
