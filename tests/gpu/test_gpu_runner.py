@@ -15,9 +15,9 @@ from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import Runner
-from octavo.worker.models.weights import load_decoder
+from octavo.worker.models.model_folder import open_model
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
-from support.tiny_models import ARCHITECTURES, prompt_of, save_tiny_model
+from support.tiny_models import ARCHITECTURES, OF_TRANSFORMERS, prompt_of, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -25,18 +25,18 @@ SAMPLE, FED = RowFlag.SAMPLE, RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 
 
 def make_gpu_runner(folder: Path, has_graphs: bool = True, fp8_kv: bool = False, **limits: int) -> Runner:
+    from octavo.worker.gpu_loading import gpu_model
     from octavo.worker.gpu_runner import GpuRunner
-    from octavo.worker.models.gpu_decoder import GpuDecoder
 
     device = torch.device("cuda")
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
-    decoder = load_decoder(folder, torch.float32, device, max_model_len=sizes["max_model_len"])
-    model = GpuDecoder(decoder)
-    kv_dtype, scales = (torch.float8_e4m3fn, calibrate(decoder)) if fp8_kv else (torch.float32, None)
+    loaded = open_model(folder, sizes["max_model_len"]).load(torch.float32, device)
+    model = gpu_model(loaded)
+    kv_dtype, scales = (torch.float8_e4m3fn, calibrate(loaded)) if fp8_kv else (torch.float32, None)
     kv_cache = KvCache(model.config, NUM_BLOCKS, BLOCK_SIZE, kv_dtype, device, scales=scales)
     kv_cache.pool.fill_(torch.nan)
     runner = GpuRunner(model, kv_cache, **sizes)
-    if has_graphs:
+    if has_graphs and model.can_capture:
         runner.capture_graphs(lambda share: None)
     return runner
 
@@ -57,8 +57,11 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return lambda name: save_tiny_model(name, tmp_path_factory.mktemp(name)).folder
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("has_graphs", "chunk"), [(True, 512), (False, 512), (True, 7)])
+@pytest.mark.parametrize(
+    ("architecture", "has_graphs", "chunk"),
+    [(name, *how) for name in ARCHITECTURES for how in ((True, 512), (False, 512), (True, 7))]
+    + [(name, False, 16) for name in OF_TRANSFORMERS],
+)
 def test_greedy_tokens_equal_those_of_the_cpu(
     architecture: str, has_graphs: bool, chunk: int, folder_of: Callable[[str], Path]
 ) -> None:

@@ -16,7 +16,7 @@ from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import ModelRunner, StepSamples
-from octavo.worker.models.weights import load_decoder
+from octavo.worker.models.model_folder import open_model
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
@@ -50,7 +50,8 @@ def make_runner(
 ) -> ModelRunner:
     """A runner over a pool that is filled with NaN, as unused memory may be."""
     sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 256, **limits}
-    model = load_decoder(folder, torch.float32, CPU, max_model_len=sizes["max_model_len"], quantize=quantize)
+    opened = open_model(folder, sizes["max_model_len"])
+    model = opened.load(torch.float32, CPU, lambda share: None, quantize=quantize)
     kv_dtype = torch.float8_e4m3fn if fp8_kv else torch.float32
     scales = calibrate(model) if fp8_kv else None
     kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, kv_dtype, CPU, num_host_blocks, scales)

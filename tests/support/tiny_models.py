@@ -134,6 +134,37 @@ ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
 }
 
+OF_TRANSFORMERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM, {"rotary_pct": 0.5}),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, {}),
+    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM, {"ffn_dim": 80, "word_embed_proj_dim": 48}),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {}),
+    "granite": (
+        transformers.GraniteConfig,
+        transformers.GraniteForCausalLM,
+        {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 1.5},
+    ),
+    "stablelm": (transformers.StableLmConfig, transformers.StableLmForCausalLM, {"partial_rotary_factor": 0.5}),
+    "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM, {"sliding_window": 21}),
+    "cohere": (transformers.CohereConfig, transformers.CohereForCausalLM, {"logit_scale": 0.4}),
+    "cohere2": (
+        transformers.Cohere2Config,
+        transformers.Cohere2ForCausalLM,
+        {"sliding_window": 21, "sliding_window_pattern": 2},
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "phi3_partly_turned": (
+        transformers.Phi3Config,
+        transformers.Phi3ForCausalLM,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+}
+"""Models that transformers computes, around our attention."""
+
 
 @dataclass(frozen=True)
 class TinyModel:
@@ -165,12 +196,13 @@ class TinyModel:
 
 def save_tiny_model(name: str, folder: Path, **overrides: Any) -> TinyModel:
     """Make the model called `name` with fixed random weights."""
-    config_class, model_class, settings = ARCHITECTURES[name]
+    config_class, model_class, settings = {**ARCHITECTURES, **OF_TRANSFORMERS}[name]
     torch.manual_seed(7)
     model = model_class(config_class(**{**SHAPE, **settings, **overrides})).eval().to(torch.float32)
     for parameter in model.parameters():
         if parameter.ndim == 1:  # norms and biases start as ones and zeros, which would hide a mix-up
             torch.nn.init.normal_(parameter, mean=parameter.detach().mean().item(), std=0.2)
+    model.set_attn_implementation("eager")  # sdpa of some releases leaves soft caps out
     model.save_pretrained(folder)
     return TinyModel(folder, model)
 

@@ -12,15 +12,20 @@ from torch import Tensor
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.gpu_runner import GpuRunner
+from octavo.worker.kernels.paged_prefill import rows_per_tile
 from octavo.worker.kv_cache import KvCache, block_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.memory_plan import GIB, MemoryPlan
+from octavo.worker.models.causal_lm import CausalLm
 from octavo.worker.models.decoder import Decoder
-from octavo.worker.models.errors import ModelLoadError
-from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.models.errors import ModelLoadError, UnknownArchitectureError
+from octavo.worker.models.gpu_decoder import GpuDecoder, GpuModel
+from octavo.worker.models.gpu_transformers import GpuTransformers
 from octavo.worker.step_sizes import StepSizes
 
 log = structlog.get_logger()
 
+MAX_HEAD_DIM = 256
+"""Of the largest heads that the kernels were measured with."""
 NUM_TRIAL_BLOCKS = 4
 GRAPH_MARGIN_BYTES = 256 * 2**20
 """Graphs of different sizes share memory less than perfectly."""
@@ -28,14 +33,14 @@ GRAPH_MARGIN_BYTES = 256 * 2**20
 
 def load_gpu_runner(
     config: WorkerConfig,
-    decoder: Decoder,
+    loaded: CausalLm,
     sizes: StepSizes,
     max_model_len: int,
     kv_scales: Tensor | None,
     progress: SetProgress,
 ) -> GpuRunner:
     """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
-    model = GpuDecoder(decoder)
+    model = gpu_model(loaded)
     progress("measuring the memory of the largest step")
     plan = _measure(config, model, sizes, max_model_len, kv_scales)
     num_blocks = _num_blocks(config, model, sizes, max_model_len, plan)
@@ -46,16 +51,29 @@ def load_gpu_runner(
     started = time.perf_counter()
     runner = _runner(config, model, sizes, max_model_len, num_blocks, kv_scales, num_host_blocks)
     log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
-    started = time.perf_counter()
-    runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
-    torch.cuda.empty_cache()
-    log.info("decode graphs captured", seconds=round(time.perf_counter() - started, 1))
+    if model.can_capture:
+        started = time.perf_counter()
+        runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
+        torch.cuda.empty_cache()
+        log.info("decode graphs captured", seconds=round(time.perf_counter() - started, 1))
     return runner
+
+
+def gpu_model(loaded: CausalLm) -> GpuModel:
+    """The model by our kernels. Raises UnknownArchitectureError if they do not serve its heads."""
+    config = loaded.config
+    group, most = config.num_heads // config.num_kv_heads, rows_per_tile(1, config.head_dim)
+    if config.head_dim > MAX_HEAD_DIM or group > most:
+        raise UnknownArchitectureError(
+            f"the kernels serve heads of up to {MAX_HEAD_DIM} and {most} query heads for each KV head, "
+            f"not {config.head_dim} and {group}"
+        )
+    return GpuDecoder(loaded) if isinstance(loaded, Decoder) else GpuTransformers(loaded)
 
 
 def _runner(
     config: WorkerConfig,
-    model: GpuDecoder,
+    model: GpuModel,
     sizes: StepSizes,
     max_model_len: int,
     num_blocks: int,
@@ -80,7 +98,7 @@ def _runner(
 
 
 def _measure(
-    config: WorkerConfig, model: GpuDecoder, sizes: StepSizes, max_model_len: int, kv_scales: Tensor | None
+    config: WorkerConfig, model: GpuModel, sizes: StepSizes, max_model_len: int, kv_scales: Tensor | None
 ) -> MemoryPlan:
     """Run the largest step and capture two graphs over a pool of a few blocks, then forget them."""
     weights = torch.cuda.memory_allocated(model.device)
@@ -91,7 +109,7 @@ def _measure(
     activations = torch.cuda.max_memory_allocated(model.device) - weights - trial_pool
     torch.cuda.empty_cache()
     graphs, num_graphs = 0, trial.num_graphs
-    for num_captured in (1, 2):
+    for num_captured in (1, 2) if model.can_capture else ():
         free_before, _ = torch.cuda.mem_get_info(model.device)
         trial.capture_trial_graph(num_captured - 1)
         torch.cuda.empty_cache()
@@ -111,7 +129,7 @@ def _measure(
     )
 
 
-def _num_blocks(config: WorkerConfig, model: GpuDecoder, sizes: StepSizes, max_model_len: int, plan: MemoryPlan) -> int:
+def _num_blocks(config: WorkerConfig, model: GpuModel, sizes: StepSizes, max_model_len: int, plan: MemoryPlan) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
     bytes_each = block_bytes(model.config, config.block_size, kv_dtype(config, model.dtype))

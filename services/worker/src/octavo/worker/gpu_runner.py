@@ -35,7 +35,7 @@ from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.model_runner import LaunchedStep, Runner, StepWithTransfers
-from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.models.gpu_decoder import GpuModel
 from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
@@ -56,7 +56,7 @@ class GpuRunner(Runner):
 
     def __init__(
         self,
-        model: GpuDecoder,
+        model: GpuModel,
         kv_cache: KvCache,
         *,
         max_num_seqs: int,

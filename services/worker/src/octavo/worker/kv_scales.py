@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.worker.attention import AttentionMetadata
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.causal_lm import CausalLm
 
 NUM_TOKENS = 256
 """Tokens of the calibration pass."""
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 
 @torch.inference_mode()
-def calibrate(model: Decoder, seed: int = 0) -> Tensor:
+def calibrate(model: CausalLm, seed: int = 0) -> Tensor:
     """Scales by one pass over random tokens: float32 [num_layers, 2, num_kv_heads], K then V, each a power of two.
 
     Since e4m3 is a floating-point type, the headroom costs no precision: values down to 1/7,000 of the largest one

@@ -16,12 +16,11 @@ from octavo.worker.config import WorkerConfig
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.kv_scales import calibrate, kv_format
 from octavo.worker.model_runner import ModelRunner, Runner
-from octavo.worker.models.config import ModelConfig, read_model_config
-from octavo.worker.models.decoder import Decoder
-from octavo.worker.models.dummy import make_dummy_decoder
+from octavo.worker.models.causal_lm import CausalLm
+from octavo.worker.models.config import ModelConfig
 from octavo.worker.models.errors import ModelLoadError
 from octavo.worker.models.fp8_linear import check_fp8_device
-from octavo.worker.models.weights import load_decoder
+from octavo.worker.models.model_folder import open_model
 from octavo.worker.step_sizes import StepSizes, default_sizes, step_sizes
 from octavo.worker.worker_core import ServedModel, WorkerCore
 
@@ -42,19 +41,17 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         torch.set_num_threads(config.num_threads)
     progress("reading config.json")
     device = _device(config.device)
-    model_config = read_model_config(config.model, config.max_model_len)
-    dtype = _dtype(config.dtype, model_config, device)
+    folder = open_model(config.model, config.max_model_len)
+    dtype = _dtype(config.dtype, folder.dtype, device)
     sizes = step_sizes(config, default_sizes(device))
-    max_model_len = _max_model_len(config, model_config)
+    max_model_len = _max_model_len(config, folder.max_position_embeddings)
     progress("loading weights 0 %")
-    load = make_dummy_decoder if config.load_format == "dummy" else load_decoder
-    model = load(
-        config.model,
+    model = folder.load(
         dtype,
         device,
         lambda share: progress(f"loading weights {min(int(100 * share), 100)} %"),
-        max_model_len,
-        config.quantization is not None,
+        is_dummy=config.load_format == "dummy",
+        quantize=config.quantization is not None,
     )
     progress("allocating the KV pool")
     stored = kv_dtype(config, model.dtype)
@@ -74,23 +71,24 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     log.info(
         "model loaded",
         model=config.served_name,
+        computed_by=type(model).__name__,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes(model_config, config.block_size, stored),
+        kv_cache_bytes=num_blocks * block_bytes(model.config, config.block_size, stored),
         num_host_blocks=runner.num_host_blocks,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
-    served = ServedModel(config.served_name, model_config.eos_token_ids, kv_format(stored, kv_scales))
+    served = ServedModel(config.served_name, model.config.eos_token_ids, kv_format(stored, kv_scales))
     return WorkerCore(runner, served)
 
 
 def _new_runner(
     config: WorkerConfig,
-    model: Decoder,
+    model: CausalLm,
     sizes: StepSizes,
     max_model_len: int,
     kv_scales: Tensor | None,
@@ -132,17 +130,16 @@ def _device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+def _dtype(name: str, of_checkpoint: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        on_gpu = "bfloat16" if model.dtype == "float32" else model.dtype
+        on_gpu = "bfloat16" if of_checkpoint == "float32" else of_checkpoint
         name = "float32" if device.type == "cpu" else on_gpu
     if name not in DTYPES:
         raise ModelLoadError(f"dtype {name} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
-    trained = model.max_position_embeddings
+def _max_model_len(config: WorkerConfig, trained: int) -> int:
     if config.max_model_len is None:
         return trained
     if config.max_model_len > trained:

@@ -14,7 +14,7 @@ from octavo.worker.attention import AttentionBackend
 from octavo.worker.block_transfers import NO_TRANSFERS, BlockTransfers, FinishedTransfers
 from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.causal_lm import CausalLm
 from octavo.worker.plan_check import check_plan
 from octavo.worker.sampler import sample
 from octavo.worker.transfer_check import check_transfers, move_blocks
@@ -149,7 +149,7 @@ class ModelRunner(Runner):
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalLm,
         kv_cache: KvCache,
         attention: AttentionBackend,
         *,

@@ -15,6 +15,8 @@ class CausalLm(ABC):
     """Tensors in, tensors out; it keeps no state of a sequence."""
 
     config: ModelConfig
+    kv_scales: Tensor | None = None
+    """float32 [num_layers, 2, num_kv_heads], if the checkpoint has them."""
 
     @property
     @abstractmethod

@@ -21,6 +21,8 @@ Norms = tuple[Tensor, Tensor]
 class FusedAttention(ABC):
     """Attention of one step, which also turns queries and keys by their positions."""
 
+    positions: Tensor  # int32 [num_tokens], negative for padding
+
     @abstractmethod
     def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
         """Store keys and values, then attend to all that each token may see.

@@ -1,4 +1,4 @@
-"""The decoder by its kernels against transformers: settings of each layer reach prefill, decode and rotation."""
+"""Models by our kernels against transformers: settings of each layer reach prefill, decode and rotation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from octavo.worker.attention_plan import cut_queries, decode_items
 from octavo.worker.attention_triton import TritonAttention, TritonStep
+from octavo.worker.gpu_loading import gpu_model
 from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.models import linear, weights
-from octavo.worker.models.gpu_decoder import GpuDecoder
+from octavo.worker.models.model_folder import open_model
 from octavo.worker.models.rotary import cos_sin_table
-from octavo.worker.models.weights import load_decoder
 from support.tiny_models import prompt_of, save_tiny_model
 
 BLOCK_SIZE, BLOCKS, NUM_PROMPT = 16, (3, 0, 2), 33
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3_longrope", "smollm3_window"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3_longrope", "smollm3_window", "granite", "cohere2"])
 @torch.inference_mode()
 def test_logits_equal_those_of_transformers(
     name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -29,7 +29,8 @@ def test_logits_equal_those_of_transformers(
     for module in (linear, weights):  # the kernels read plain weights, also where they are interpreted on a CPU
         monkeypatch.setattr(module, "can_pack", lambda dtype, device: False)
     tiny = save_tiny_model(name, tmp_path)
-    model = GpuDecoder(load_decoder(tiny.folder, torch.float32, torch.device(device), max_model_len=256))
+    loaded = open_model(tiny.folder, 256).load(torch.float32, torch.device(device))
+    model = gpu_model(loaded)
     config, token_ids = model.config, prompt_of(NUM_PROMPT + 1)
     pool_shape = (4, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     shared = TritonAttention(
