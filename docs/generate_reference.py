@@ -33,6 +33,7 @@ from octavo.gateway.openai_schema import (
     GenerationRequest,
     StreamOptions,
 )
+from octavo.gateway.responses_schema import ResponsesRequest
 from octavo.gateway.tokenizer_schema import TokenizeRequest
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, IGNORED
 from octavo.kvmanager.config import KvManagerConfig
@@ -215,6 +216,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "fields of chat": lambda: request_fields(ChatRequest, GenerationRequest),
     "fields of stream options": lambda: request_fields(StreamOptions),
     "fields of messages": lambda: request_fields(MessagesRequest),
+    "fields of responses": lambda: request_fields(ResponsesRequest),
     "fields of tokenize": lambda: request_fields(TokenizeRequest),
     "options of completions": lambda: options_that_pass(COMPLETION_OPTIONS),
     "options of chat": lambda: options_that_pass(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from octavo.common.errors import OctavoError
@@ -20,12 +21,15 @@ from octavo.gateway import (
     health,
     kept_responses,
     models,
+    responses,
     tokenizer_routes,
 )
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, error_response, report_of, report_of_status
+from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import RequestContextMiddleware
+from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
 from octavo.gateway.scheduler_admin import SchedulerAdmin
 from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.tokenization import ModelTokenizer
@@ -33,6 +37,7 @@ from octavo.gateway.tokenization import ModelTokenizer
 
 def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> FastAPI:
     """The gateway as an application. Its lifespan runs the client."""
+    store = _response_store(config)
     admin = SchedulerAdmin(config.scheduler_admin) if config.scheduler_admin else None
 
     @contextlib.asynccontextmanager
@@ -44,6 +49,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+            await store.close()
             if admin is not None:
                 await admin.close()
 
@@ -52,9 +58,11 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_bad_parameter)
     app.include_router(completions.router(config, client, tokenizer))
     chats = ChatPreparation(config, client, tokenizer)
     app.include_router(chat.router(config, chats, tokenizer.pieces))
+    app.include_router(responses.router(config, chats, store))
     app.include_router(anthropic_messages.router(config, chats))
     app.include_router(tokenizer_routes.router(config, client, tokenizer, chats))
     app.include_router(embeddings.router())
@@ -65,8 +73,23 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     return app
 
 
+def _response_store(config: GatewayConfig) -> ResponseStore:
+    url = config.response_store_redis
+    if url is None:
+        return MemoryResponseStore(config.response_store_bytes, config.response_ttl_s)
+    return RedisResponseStore(str(url), config.response_store_bytes, config.response_ttl_s)
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
     return error_response(request, report_of(error))
+
+
+async def _on_bad_parameter(request: Request, error: Exception) -> Response:
+    """A parameter in the address of a request has a value that is not accepted."""
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    param = str(problem["loc"][-1])
+    return error_response(request, report_of(FieldError(param, f"{param}: {problem['msg']}", "invalid_value")))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -67,6 +67,10 @@ class ChatPreparation:
         served_model(self._client, request.model)
         return (await self._encode(request))[0]
 
+    async def num_tokens(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len((await self._tokenizer.encode([text], False))[0])
+
     async def _encode(self, request: ChatRequest) -> tuple[list[int], AnswerReading]:
         tools = tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
         messages = [message.for_template() for message in request.messages]

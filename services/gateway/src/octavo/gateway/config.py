@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, RedisDsn, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from octavo.common.service_config import AddressSetting, ServiceConfig
@@ -93,6 +93,15 @@ class GatewayConfig(ServiceConfig):
 
     max_tools: int = Field(default=128, gt=0)
     """Tools in one request."""
+
+    response_ttl_s: float = Field(default=30 * 86400.0, gt=0)
+    """Seconds for which a response of /v1/responses is stored."""
+
+    response_store_bytes: int = Field(default=256 * 2**20, gt=0)
+    """Bytes of stored responses in this gateway's memory; the oldest go first. In Redis, bytes of one response."""
+
+    response_store_redis: RedisDsn | None = None
+    """Redis URL where responses are stored, for several gateways; unset: in this gateway's memory."""
 
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that encode long prompts."""

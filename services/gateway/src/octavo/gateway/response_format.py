@@ -1,0 +1,135 @@
+"""The bodies and events of OpenAI's responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from octavo.gateway import sse
+from octavo.gateway.answer_parts import joined
+from octavo.gateway.chat_deltas import parts_of
+from octavo.gateway.chat_preparation import PreparedChat
+from octavo.gateway.choice_output import Delta
+from octavo.gateway.http_errors import ErrorReport
+from octavo.gateway.response_output import Event, ResponseOutput
+from octavo.gateway.responses_schema import ResponsesRequest
+
+Store = Callable[[dict[str, Any]], Awaitable[bool]]
+"""Stores the response. False if that failed."""
+CountTokens = Callable[[str], Awaitable[int]]
+
+
+class ResponseFormat:
+    """Events are numbered from 0. The response is stored before its last event is sent."""
+
+    def __init__(
+        self,
+        response_id: str,
+        chat: PreparedChat,
+        request: ResponsesRequest,
+        store: Store | None,
+        count_tokens: CountTokens,
+    ) -> None:
+        self._reader = chat.reading.reader()
+        self._output = ResponseOutput()
+        self._store, self._count_tokens = store, count_tokens
+        self._num_events = 0
+        self._finish_reason: str | None = None
+        self._response = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": request.metadata or {},
+            "model": chat.model.model_name,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": store is not None,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": _dumped(request.tool_choice) or "auto",
+            "tools": [_dumped(tool) for tool in request.tools or []],
+            "top_logprobs": 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": request.user,
+        }
+
+    def start(self, usage: dict[str, Any]) -> bytes:
+        return self._events(
+            {"type": event_type, "response": self._response}
+            for event_type in ("response.created", "response.in_progress")
+        )
+
+    def chunk(self, choice: int, delta: Delta) -> bytes:
+        self._finish_reason = delta.finish_reason
+        return b"".join([self._events(self._output.add(part)) for part in parts_of(self._reader, delta)])
+
+    async def end(self, usage: dict[str, Any]) -> bytes:
+        last = self._events(self._output.close(self._status()))
+        await self._complete(usage)
+        return last + self._events([{"type": f"response.{self._status()}", "response": self._response}])
+
+    def failure(self, report: ErrorReport) -> bytes:
+        error = {"code": report.body["error"]["code"] or "server_error", "message": report.body["error"]["message"]}
+        self._response |= {"status": "failed", "error": error, "output": self._output.items}
+        return self._events([{"type": "response.failed", "response": self._response}])
+
+    async def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        [whole] = choices
+        self._finish_reason = whole.finish_reason
+        for part in joined(parts_of(self._reader, whole)):
+            _exhaust(self._output.add(part))
+        _exhaust(self._output.close(self._status()))
+        await self._complete(usage)
+        return self._response
+
+    def _events(self, events: Iterable[Event]) -> bytes:
+        encoded = []
+        for event in events:
+            encoded.append(sse.named_event({**event, "sequence_number": self._num_events}))
+            self._num_events += 1
+        return b"".join(encoded)
+
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    async def _complete(self, usage: dict[str, Any]) -> None:
+        reasoning = self._output.reasoning()
+        self._response |= {
+            "status": self._status(),
+            "incomplete_details": {"reason": "max_output_tokens"} if self._finish_reason == "length" else None,
+            "output": self._output.items,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {
+                    "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": await self._count_tokens(reasoning) if reasoning else 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        if self._store is not None:
+            self._response["store"] = await self._store(self._response)
+
+
+def _dumped(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def _exhaust(events: Iterable[Event]) -> None:
+    for _ in events:
+        pass

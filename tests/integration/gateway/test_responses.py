@@ -1,0 +1,207 @@
+"""OpenAI's Responses API, with the official client where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from support.running_gateway import TOKENIZER, RunningGateway, ids_of, running_gateway, says
+from support.scripted_scheduler import Answer
+from support.small_tokenizer import TOOL_CHAT_TEMPLATE
+
+RESPONSES = "/v1/responses"
+TOOLS: Any = [
+    {
+        "type": "function",
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {}}},
+        "strict": True,
+    }
+]
+CALLS = (
+    '<think>One call.</think>Sure. <tool_call>{"name": "add", "arguments": {"a": [2, 3]}}</tool_call>'
+    '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+)
+
+
+@asynccontextmanager
+async def gateway_saying(text: str, **settings: Any) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(says(text), chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024, **settings) as gateway:
+        yield gateway
+
+
+def prompt_of(gateway: RunningGateway) -> str:
+    text: str = TOKENIZER.decode(list(gateway.scheduler.submits[-1].prompt_token_ids), skip_special_tokens=False)
+    return text
+
+
+async def events(gateway: RunningGateway, **body: Any) -> list[dict[str, Any]]:
+    response = await gateway.post(RESPONSES, stream=True, **body)
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    found = []
+    for number, event in enumerate(response.text.strip().split("\n\n")):
+        name, _, data = event.partition("\ndata: ")
+        found.append(orjson.loads(data))
+        assert name == "event: " + found[-1]["type"]
+        assert found[-1]["sequence_number"] == number
+    return found
+
+
+async def test_official_client_creates_retrieves_and_deletes() -> None:
+    async with gateway_saying(" 5") as gateway:
+        client = gateway.openai
+        created = await client.responses.create(
+            model="m", input="2 + 3?", instructions="Be short.", temperature=0.0, metadata={"a": "b"}
+        )
+        prompt = prompt_of(gateway)
+        assert await client.responses.retrieve(created.id) == created
+        items = await client.responses.input_items.list(created.id)
+        with pytest.raises(openai.BadRequestError, match="has ended"):
+            await client.responses.cancel(created.id)
+        await client.responses.delete(created.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(created.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.delete(created.id)
+    assert created.output_text == " 5"
+    assert (created.status, created.object, created.metadata) == ("completed", "response", {"a": "b"})
+    assert prompt.startswith("<|bos|><|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>")
+    assert created.usage is not None
+    assert created.usage.input_tokens == len(ids_of(prompt))
+    assert created.usage.output_tokens == len(ids_of(" 5")) + 1
+    [item] = items.data
+    assert item.type == "message" and item.role == "user"
+
+
+async def test_official_client_streams_reasoning_text_and_calls() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        async with gateway.openai.responses.stream(model="m", input="x", tools=TOOLS) as stream:
+            types = [event.type async for event in stream]
+            streamed = await stream.get_final_response()
+        whole = await gateway.openai.responses.create(model="m", input="x", tools=TOOLS)
+        stored = await gateway.openai.responses.retrieve(streamed.id)
+    for response in (streamed, whole, stored):
+        thought, message, first, second = response.output
+        assert thought.type == "reasoning" and thought.content is not None
+        assert thought.content[0].text == "One call."
+        assert message.type == "message" and response.output_text == "Sure."
+        assert first.type == second.type == "function_call"
+        assert (first.name, first.arguments, second.arguments) == ("add", '{"a": [2, 3]}', "{}")
+        assert {item.status for item in response.output if item.type != "reasoning"} == {"completed"}
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens == len(ids_of("One call."))
+    assert types[:2] == ["response.created", "response.in_progress"]
+    assert types[-1] == "response.completed"
+    assert types.count("response.output_item.added") == types.count("response.output_item.done") == 4
+
+
+async def test_events_are_numbered_and_say_what_the_response_says() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        found = await events(gateway, input="x", tools=TOOLS)
+    response = found[-1]["response"]
+    assert found[0]["response"]["status"] == "in_progress" and found[0]["response"]["output"] == []
+    for index, item in enumerate(response["output"]):
+        mine = [event for event in found if event.get("output_index") == index]
+        assert mine[0]["type"] == "response.output_item.added" and mine[0]["item"]["id"] == item["id"]
+        assert mine[-1]["type"] == "response.output_item.done" and mine[-1]["item"] == item
+        joined = "".join(event["delta"] for event in mine if event["type"].endswith(".delta"))
+        assert joined == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+        assert all(event["item_id"] == item["id"] for event in mine[1:-1])
+
+
+async def test_a_response_goes_on_from_the_one_before() -> None:
+    async with gateway_saying(CALLS) as gateway:
+        first = (await gateway.post(RESPONSES, input="2 + 3?", instructions="Be short.", tools=TOOLS)).json()
+        gateway.scheduler.script = says("5")
+        call = first["output"][2]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "five"}
+        second = await gateway.post(RESPONSES, input=[output], previous_response_id=first["id"], tools=TOOLS)
+        assert second.status_code == 200, second.text
+        prompt = prompt_of(gateway)
+        listed = (await gateway.http.get(f"{RESPONSES}/{second.json()['id']}/input_items?order=asc&limit=4")).json()
+        rest = (
+            await gateway.http.get(f"{RESPONSES}/{second.json()['id']}/input_items?order=asc&after={listed['last_id']}")
+        ).json()
+    assert "Be short." not in prompt
+    said = 'Sure.<tool_call>{"name": "add", "arguments": {"a": [2, 3]}}</tool_call>'
+    assert f"<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n{said}" in prompt
+    assert "<|im_start|>tool\nfive<|im_end|>" in prompt
+    kinds = [item["type"] for item in listed["data"] + rest["data"]]
+    assert kinds == ["message", "reasoning", "message", "function_call", "function_call", "function_call_output"]
+    assert (listed["has_more"], rest["has_more"]) == (True, False)
+
+
+async def test_the_end_says_what_was_cut() -> None:
+    async with gateway_saying("a b c d e f") as gateway:
+        found = await events(gateway, input="x", max_output_tokens=4)
+        whole = (await gateway.post(RESPONSES, input="x", max_output_tokens=4)).json()
+    for response in (found[-1]["response"], whole):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert response["output"][0]["status"] == "incomplete"
+    assert found[-1]["type"] == "response.incomplete"
+
+
+async def test_what_is_not_stored_cannot_be_gone_on_from() -> None:
+    async with gateway_saying("x") as gateway:
+        first = (await gateway.post(RESPONSES, input="x", store=False)).json()
+        second = await gateway.post(RESPONSES, input="x", previous_response_id=first["id"])
+    assert first["store"] is False
+    error = second.json()["error"]
+    assert (second.status_code, error["param"], error["code"]) == (404, "previous_response_id", "response_not_found")
+
+
+async def test_a_failure_in_a_stream_is_an_event_and_is_not_stored() -> None:
+    answer = Answer([ids_of("a b c d e f")], fails_after=3)
+    async with running_gateway(lambda submit: answer, max_model_len=1024) as gateway:
+        found = await events(gateway, input="x")
+        stored = await gateway.http.get(f"{RESPONSES}/{found[0]['response']['id']}")
+    assert found[-1]["type"] == "response.failed"
+    assert found[-1]["response"]["status"] == "failed"
+    assert found[-1]["response"]["error"]["code"] == "internal_error"
+    assert stored.status_code == 404
+
+
+async def test_the_answer_comes_also_if_it_cannot_be_stored() -> None:
+    async with gateway_saying("5", response_store_redis="redis://127.0.0.1:1/0") as gateway:
+        created = (await gateway.post(RESPONSES, input="x")).json()
+        asked = await gateway.http.get(f"{RESPONSES}/{created['id']}")
+    assert (created["status"], created["store"]) == ("completed", False)
+    assert (asked.status_code, asked.json()["error"]["code"]) == (503, "service_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"max_output_tokens": 5000}, "maximum context length"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"conversation": "x"}, "conversation"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+    ],
+)
+async def test_what_is_not_offered_is_refused_by_name(fields: dict[str, Any], text: str) -> None:
+    async with gateway_saying("x") as gateway:
+        response = await gateway.post(RESPONSES, **{"input": "x", **fields})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert text in error["message"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=nothing"])
+async def test_bad_parameters_of_a_list_are_named(query: str) -> None:
+    async with gateway_saying("x") as gateway:
+        created = (await gateway.post(RESPONSES, input="x")).json()
+        response = await gateway.http.get(f"{RESPONSES}/{created['id']}/input_items?{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, query.partition("=")[0])
