@@ -25,7 +25,7 @@ export GOMP_SPINCOUNT  ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install install-dev serve bench simulate test test-full lint format proto docs clean
+.PHONY: help install install-dev serve bench simulate test test-full lint check-deploy drill lock format proto docs clean
 
 help: ## List the targets
 	@echo 'Targets:'
@@ -58,6 +58,16 @@ lint: $(DEV_DONE) ## Check style, format, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+check-deploy: $(DEV_DONE) $(BIN)/helm ## Check compose file, images, dashboard, and chart against schemas and the services
+	OCTAVO_REQUIRE_HELM=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
+
+drill: ## Run docker-compose.yml for real and break one thing after another; ARGS=--quick for less
+	$(PYTHON) deploy/compose_drill.py $(ARGS)
+
+lock: $(VENV_DONE) ## Write deploy/requirements/*.txt anew: versions and hashes of what images install
+	$(PIP) --quiet uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python deploy/requirements/lock.py
+
 format: $(DEV_DONE) ## Format the code and repair what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -75,6 +85,11 @@ install-dev: $(DEV_DONE) ## The same, with the tools for tests and lint
 clean: ## Remove .venv, generated code and caches of tools; prepared models stay
 	rm -rf $(VENV) proto/gen .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/helm: deploy/helm/helm.txt | $(VENV_DONE)
+	@echo '==> installing helm into $(VENV)'
+	@rm -f $@
+	@$(BIN)/python deploy/helm/fetch_helm.py $@
 
 $(VENV_DONE):
 	@echo '==> making a virtual environment in $(VENV)'

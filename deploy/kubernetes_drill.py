@@ -1,0 +1,251 @@
+"""Installs the chart on the cluster that kubectl points at, streams through it, and upsets it.
+
+    python3 deploy/kubernetes_drill.py --values my-values.yaml
+
+Needs kubectl, helm, a cluster that has the images, and of Python the standard library alone. It makes the namespace
+octavo-drill and removes it. --autoscale checks the HorizontalPodAutoscaler too, for which the cluster needs a metrics
+API. The exit status is the number of failed checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from drill_report import Report, expect, until
+
+CHART = Path(__file__).with_name("helm") / "octavo"
+NAMESPACE, RELEASE = "octavo-drill", "octavo"
+GATEWAY, GROUP = f"deployment/{RELEASE}-gateway", f"statefulset/{RELEASE}-group"
+
+OLDER_APIS = {"autoscaling/v2": "autoscaling/v2beta2", "policy/v1": "policy/v1beta1"}
+"""The same objects under the names of clusters before 1.25."""
+
+CRASH = "import os, time; os.kill(1, 15); time.sleep(0.3); os.kill(1, 15)"
+"""Ends a container from within at once: nothing there can kill its first process, which ends on a second SIGTERM."""
+
+CLIENT = r"""
+import http.client, json, sys, time
+url, count, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+body = {"prompt": "Count: one, two, three, four, five,", "max_tokens": count, "temperature": 0, "ignore_eos": True,
+        "stream": True}
+end = time.monotonic() + seconds
+while True:
+    pieces, is_whole, error, text = 0, False, "", ""
+    try:
+        connection = http.client.HTTPConnection(url, timeout=120)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            error = f"HTTP {response.status}: {response.read(200).decode()}"
+        while not error and (line := response.readline().decode().strip(" \n")) is not None:
+            if line == "data: [DONE]":
+                is_whole = True
+                break
+            if line.startswith("data:"):
+                event = json.loads(line[5:])
+                error = event.get("error", {}).get("message", "")
+                choices = event.get("choices") or [{"text": ""}]
+                pieces += bool(choices[0]["text"])
+                text += choices[0]["text"]
+            elif not line and response.isclosed():
+                break
+        connection.close()
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    print(json.dumps({"pieces": pieces, "is_whole": is_whole, "error": error, "text": text}), flush=True)
+    if time.monotonic() > end:
+        break
+    if error:
+        time.sleep(0.2)
+"""
+"""Streams one completion after another for some seconds; a line of JSON for each."""
+
+
+def kubectl(*arguments: str, given: str | None = None, timeout_s: float = 60) -> str:
+    """Output of kubectl in the namespace. Raises CalledProcessError, TimeoutExpired."""
+    command = ["kubectl", "--namespace", NAMESPACE, *arguments]
+    finished = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=True)
+    return finished.stdout.strip()
+
+
+def get(what: str, path: str) -> str:
+    return kubectl("get", *what.split(), "--output", f"jsonpath={{{path}}}")
+
+
+class Load(threading.Thread):
+    """Clients in a pod of the cluster that stream through the Service."""
+
+    def __init__(self, num_clients: int, seconds: float, num_tokens: int = 16) -> None:
+        super().__init__(daemon=True)
+        arguments = ["python", "-c", CLIENT, f"{RELEASE}-gateway", str(num_tokens), str(seconds)]
+        command = ["kubectl", "--namespace", NAMESPACE, "exec", "client", "--", *arguments]
+        self._processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for _ in range(num_clients)
+        ]
+        self.answers: list[dict[str, Any]] = []
+        self.start()
+
+    def run(self) -> None:
+        for process in self._processes:
+            output, _ = process.communicate()
+            self.answers += [json.loads(line) for line in output.splitlines()]
+
+    def finish(self, within_s: float = 300) -> list[dict[str, Any]]:
+        """Every answer. Raises CheckFailedError if one was not whole."""
+        self.join(within_s)
+        bad = [answer for answer in self.answers if not answer["is_whole"]]
+        expect(self.answers, "no request was answered")
+        expect(not bad, f"{len(bad)} of {len(self.answers)} requests failed, one with {bad[:1]}")
+        return self.answers
+
+
+class Drill:
+    """The checks of the chart."""
+
+    def __init__(self, values: list[str]) -> None:
+        self.report = Report()
+        self._values = [option for file in values for option in ("--values", file)]
+
+    def apply(self, *settings: str) -> None:
+        """Install or upgrade: the rendered chart, under the names of API versions that the cluster has."""
+        options = [option for setting in settings for option in ("--set", setting)]
+        command = ["helm", "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *self._values, *options]
+        manifests = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        served = kubectl("api-versions").split()
+        for current, older in OLDER_APIS.items():
+            if current not in served:
+                manifests = manifests.replace(f"apiVersion: {current}\n", f"apiVersion: {older}\n")
+        kubectl("apply", "--filename", "-", given=manifests)
+
+    def install(self) -> None:
+        with self.report.check("every pod gets ready through its probes") as found:
+            kubectl("create", "namespace", NAMESPACE)
+            self.apply()
+            begin = time.monotonic()
+            for workload in (GROUP, GATEWAY):
+                kubectl("rollout", "status", workload, "--timeout=400s", timeout_s=420)
+            pods = json.loads(kubectl("get", "pods", "--output", "json"))["items"]
+            statuses = [status for pod in pods for status in pod["status"]["containerStatuses"]]
+            expect(all(status["ready"] for status in statuses), "a container is not ready")
+            expect(not any(status["restartCount"] for status in statuses), "a container was started more than once")
+            found.append(f"{len(pods)} pods, {len(statuses)} containers, no restart, {time.monotonic() - begin:.0f} s")
+            image = get(GATEWAY, ".spec.template.spec.containers[0].image")
+            kubectl("run", "client", f"--image={image}", "--restart=Never", "--command", "--", "sleep", "86400")
+            kubectl("wait", "pod/client", "--for=condition=Ready", "--timeout=60s", timeout_s=70)
+
+    def stream(self) -> None:
+        with self.report.check("an answer is streamed through the Service") as found:
+            (answer,) = Load(1, 0, num_tokens=64).finish()
+            expect(answer["pieces"] > 32, f"only {answer['pieces']} pieces")
+            found.append(f"{answer['pieces']} pieces: {answer['text'][:40]!r}")
+
+    def delete_a_pod(self) -> None:
+        with self.report.check("a gateway's pod is deleted under load") as found:
+            load = Load(4, 30)
+            time.sleep(3)
+            pod = get(f"pods --selector={self.selector('gateway')}", ".items[0].metadata.name")
+            kubectl("delete", "pod", pod, "--wait=false")
+            found.append(f"{len(load.finish())} requests, none failed")
+            kubectl("rollout", "status", GATEWAY, "--timeout=240s", timeout_s=250)
+
+    def crash_a_worker(self) -> None:
+        with self.report.check("the worker's container dies under a stream") as found:
+            restarts = f"pod/{RELEASE}-group-0", '.status.containerStatuses[?(@.name=="worker")].restartCount'
+            before = int(get(*restarts))
+            load = Load(1, 0, num_tokens=96)
+            time.sleep(3)
+            kill = ["exec", f"{RELEASE}-group-0", "--container", "worker", "--", "python", "-c", CRASH]
+            subprocess.run(["kubectl", "--namespace", NAMESPACE, *kill], capture_output=True, timeout=30)
+            begin = time.monotonic()
+            (answer,) = load.finish()
+            found.append(f"the stream was whole ({answer['pieces']} pieces) {time.monotonic() - begin:.0f} s later")
+            until(lambda: int(get(*restarts)) == before + 1, 60, "the container is started again, and it alone")
+            kubectl("rollout", "status", GROUP, "--timeout=120s", timeout_s=130)
+            found.append("started again, the pod ready again")
+
+    def roll_out(self) -> None:
+        with self.report.check("gateways are rolled out under load") as found:
+            old = set(get(f"pods --selector={self.selector('gateway')}", ".items[*].metadata.name").split())
+            load = Load(4, 60)
+            self.apply("gateway.settings.max_open_requests=500")
+            kubectl("rollout", "status", GATEWAY, "--timeout=300s", timeout_s=310)
+            answers = load.finish()
+            new = set(get(f"pods --selector={self.selector('gateway')}", ".items[*].metadata.name").split())
+            expect(not old & new, "an old pod is still there")
+            found.append(f"{len(answers)} requests, none failed; {len(new)} new pods")
+
+    def broken_roll_out(self) -> None:
+        with self.report.check("a rollout that never gets ready takes nothing away") as found:
+            self.apply("gateway.settings.max_open_request=500")
+            time.sleep(20)
+            answers = Load(2, 5).finish()
+            reasons = get(
+                f"pods --selector={self.selector('gateway')}", ".items[*].status.containerStatuses[0].state.*.reason"
+            )
+            self.apply()
+            kubectl("rollout", "status", GATEWAY, "--timeout=240s", timeout_s=250)
+            found.append(
+                f"a setting that is none: {reasons or 'not ready'}; {len(answers)} requests meanwhile, none failed"
+            )
+
+    def autoscale(self) -> None:
+        with self.report.check("the autoscaler scales gateways out, and in again") as found:
+            self.apply("gateway.autoscaling.enabled=true", "gateway.autoscaling.minReplicas=1",
+                       "gateway.autoscaling.maxReplicas=3", "gateway.autoscaling.cpuUtilization=50")  # fmt: skip
+            until(lambda: self.replicas() == 1, 300, "one gateway without load")
+            load = Load(8, 90)
+            took = until(lambda: self.replicas() > 1, 120, "more gateways under load")
+            found.append(f"out to {self.replicas()} after {took:.0f} s of load")
+            until(lambda: int(get(GATEWAY, ".status.readyReplicas") or 0) > 1, 180, "the new one is ready")
+            found.append(f"{len(load.finish())} requests, none failed")
+            took = until(lambda: self.replicas() == 1, 400, "one gateway again")
+            found.append(f"in to 1 after {took:.0f} s without")
+
+    @staticmethod
+    def replicas() -> int:
+        return int(get(GATEWAY, ".spec.replicas"))
+
+    @staticmethod
+    def selector(component: str) -> str:
+        return f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
+
+    def run(self, *, autoscales: bool) -> int:
+        """Number of failed checks."""
+        try:
+            self.install()
+            if not self.report.num_failed:
+                self.stream()
+                self.delete_a_pod()
+                self.crash_a_worker()
+                self.roll_out()
+                self.broken_roll_out()
+                if autoscales:
+                    self.autoscale()
+            if self.report.num_failed:
+                print(kubectl("get", "pods,events"), file=sys.stderr)
+        finally:
+            kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_s=180)
+        return self.report.num_failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--values", action="append", default=[])
+    parser.add_argument("--autoscale", action="store_true")
+    options = parser.parse_args()
+    drill = Drill(options.values)
+    failed = drill.run(autoscales=options.autoscale)
+    print(f"\n{drill.report.table()}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Prometheus and Grafana ask for metrics that exist, at addresses where they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.exported_metrics import exported_metrics, problems_of_query
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy/monitoring"
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana/dashboards/octavo.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+ALERTS = [
+    rule
+    for group in yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+METRICS = exported_metrics()
+
+
+def test_the_tables_of_metrics_are_read() -> None:
+    assert METRICS["octavo_kv_blocks"].labels == {"pool", "state"}
+    assert METRICS["octavo_ttft_seconds_bucket"].labels == {"le"}
+    assert len(METRICS) > 50
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("sum(rate(octavo_request_total[1m]))", "no service exports octavo_request_total"),
+        ("histogram_quantile(0.9, octavo_ttft_seconds)", "no service exports octavo_ttft_seconds"),
+        ('octavo_queue_sequences{que="waiting"}', "octavo_queue_sequences has no label que"),
+        ("sum by (status) (octavo_queue_sequences)", "has the label status"),
+    ],
+)
+def test_a_query_for_what_nobody_exports_is_seen(query: str, problem: str) -> None:
+    assert problem in "; ".join(problems_of_query(query, METRICS))
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_panel_asks_for_what_is_exported(panel: dict[str, Any]) -> None:
+    assert panel["targets"]
+    for target in panel["targets"]:
+        assert "octavo_" in target["expr"]
+        assert problems_of_query(target["expr"], METRICS) == []
+
+
+def test_the_dashboard_shows_nearly_every_metric() -> None:
+    asked = "\n".join(target["expr"] for panel in PANELS for target in panel["targets"])
+    families = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in METRICS}
+    assert len([family for family in families if family in asked]) >= 0.7 * len(families)
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        cells |= own
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_every_alert_asks_for_what_is_exported_and_is_explained(alert: dict[str, Any]) -> None:
+    assert problems_of_query(alert["expr"], METRICS) == []
+    assert alert["annotations"]["summary"]
+    assert f"`{alert['alert']}`" in (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+
+
+def test_prometheus_scrapes_each_service_of_the_compose_file_where_it_listens() -> None:
+    scraped = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    assert {job["job_name"] for job in scraped} == {"gateway", "scheduler", "kvmanager", "worker"}
+    for job in scraped:
+        (discovery,) = job["dns_sd_configs"]
+        name = job["job_name"]
+        listens = services[name]["environment"][f"OCTAVO_{name.upper()}_METRICS_LISTEN"]
+        assert (discovery["names"], discovery["port"]) == ([name], int(listens.rpartition(":")[2]))
+        assert set(services[name]["networks"]) & set(services["prometheus"]["networks"])
+
+
+def test_the_dashboard_uses_the_provisioned_data_source_and_lies_where_grafana_looks() -> None:
+    provisioning = MONITORING / "grafana/provisioning"
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text(encoding="utf-8"))["datasources"][0]
+    provider = yaml.safe_load((provisioning / "dashboards/octavo.yml").read_text(encoding="utf-8"))["providers"][0]
+    grafana = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["grafana"]
+    mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"]}
+    assert mounts["./deploy/monitoring/grafana/dashboards"] == provider["options"]["path"]
+    assert mounts["./deploy/monitoring/grafana/provisioning"] == "/etc/grafana/provisioning"
+    assert source["url"] == "http://prometheus:9090"
