@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve|fp8]...
+# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve|loading|fp8]...
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +46,7 @@ for part in "${@:-kernels}"; do
         latency) timed latency "$PYTHON" benchmarks/gpu_engine.py L1 L64 ;;
         profile) timed profile "$PYTHON" benchmarks/gpu_profile.py ;;
         serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;
+        loading) timed loading "$PYTHON" benchmarks/gpu_loading.py ;;
         fp8)
             figures=(L1 L64 W1)
             timed fp8_none "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from octavo.worker.gpu_loading import gpu_model
 from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.models import linear, weights
+from octavo.worker.models.errors import UnknownArchitectureError
 from octavo.worker.models.model_folder import open_model
 from octavo.worker.models.rotary import cos_sin_table
 from support.tiny_models import prompt_of, save_tiny_model
@@ -63,3 +65,16 @@ def test_logits_equal_those_of_transformers(
     found = [logits(0, None, chunk), logits(NUM_PROMPT, DecodeRows(int32(*items[0].tolist()).view(1, -1)), None)]
 
     torch.testing.assert_close(torch.cat(found).cpu(), tiny.logits(token_ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"head_dim": 512}, "not 512 and 3"), ({"head_dim": 256, "num_heads": 130, "num_kv_heads": 2}, "not 256 and 65")],
+)
+def test_heads_that_the_kernels_do_not_serve_stop_the_start(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    loaded = open_model(save_tiny_model("llama", tmp_path).folder, 256).load(torch.float32, torch.device("cpu"))
+    loaded.config = replace(loaded.config, **changes)  # type: ignore[arg-type]
+    with pytest.raises(UnknownArchitectureError, match=message):
+        gpu_model(loaded)

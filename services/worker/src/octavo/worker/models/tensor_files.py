@@ -115,10 +115,14 @@ class TensorReader:
     def read(self, stored: StoredTensor, target: Tensor) -> None:
         """Fill `target`, dense and of the stored tensor's size, with conversion to its type. Raises ModelLoadError."""
         flat, size = target.view(-1), stored.dtype.itemsize
+        if self._device.type == "cpu" and target.dtype == stored.dtype:
+            _fill(flat, stored, stored.offset)
+            return
         piece = self._staging_bytes // size
         for first in range(0, flat.numel(), piece):
             part = flat[first : first + piece]
-            staged = self._stage(stored, stored.offset + first * size, part.numel())
+            staged = self._next_buffer()[: part.numel() * size].view(stored.dtype)
+            _fill(staged, stored, stored.offset + first * size)
             if self._device.type != "cuda":
                 part.copy_(staged)
                 continue
@@ -126,8 +130,8 @@ class TensorReader:
             part.copy_(on_device, non_blocking=True)
             self._of_thread.copied[self._of_thread.turn].record(torch.cuda.current_stream(self._device))
 
-    def _stage(self, stored: StoredTensor, offset: int, num_elements: int) -> Tensor:
-        """The file's elements in the thread's next buffer, once the copy that last used it has ended."""
+    def _next_buffer(self) -> Tensor:
+        """The thread's next buffer, uint8, once the copy that last used it has ended."""
         own = self._of_thread
         if not hasattr(own, "buffers"):
             is_gpu, own.turn = self._device.type == "cuda", 0
@@ -138,14 +142,18 @@ class TensorReader:
         own.turn = (own.turn + 1) % len(own.buffers)
         if own.copied:
             own.copied[own.turn].synchronize()
-        staged: Tensor = own.buffers[own.turn][: num_elements * stored.dtype.itemsize]
-        left = memoryview(staged.numpy().data)
-        while left:
-            try:
-                num_read = os.preadv(stored.descriptor, [left], offset)
-            except OSError as error:
-                raise ModelLoadError(f"{stored.path} cannot be read: {error}") from error
-            if not num_read:
-                raise ModelLoadError(f"{stored.path} became shorter while it was read")
-            left, offset = left[num_read:], offset + num_read
-        return staged.view(stored.dtype)
+        buffer: Tensor = own.buffers[own.turn]
+        return buffer
+
+
+def _fill(memory: Tensor, stored: StoredTensor, offset: int) -> None:
+    """Read the file from `offset` on into `memory`, on the host and of one dimension, without the lock of Python."""
+    left = memoryview(memory.view(torch.uint8).numpy().data)
+    while left:
+        try:
+            num_read = os.preadv(stored.descriptor, [left], offset)
+        except OSError as error:
+            raise ModelLoadError(f"{stored.path} cannot be read: {error}") from error
+        if not num_read:
+            raise ModelLoadError(f"{stored.path} became shorter while it was read")
+        left, offset = left[num_read:], offset + num_read

@@ -221,16 +221,17 @@ class Weights(Protocol):
 def build_decoder(config: DecoderConfig, checkpoint: Weights, quantization: Fp8Weights | None = None) -> Decoder:
     """The decoder that `config` describes, its layers' matrices e4m3 where `quantization` says so."""
     with ThreadPoolExecutor(checkpoint.num_readers, "load") as pool:
-        pending = [
+        # The largest tensors first: at the end no thread is left alone with one.
+        embedding = pool.submit(checkpoint.load, EMBEDDING)
+        output = embedding if config.tied_embeddings else pool.submit(checkpoint.load, OUTPUT)
+        layers = [
             pool.submit(_build_layer, config, checkpoint, quantization, f"model.layers.{layer}.")
             for layer in range(config.num_layers)
         ]
         try:
-            embedding = pool.submit(checkpoint.load, EMBEDDING)
-            output = embedding if config.tied_embeddings else pool.submit(checkpoint.load, OUTPUT)
             return Decoder(
                 config=config,
-                layers=[one.result() for one in pending],
+                layers=[layer.result() for layer in layers],
                 embedding=embedding.result(),
                 norm=_load_norm(config, checkpoint, FINAL_NORM),
                 output=make_linear(output.result(), single=output.result().t()),
