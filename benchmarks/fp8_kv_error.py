@@ -1,9 +1,10 @@
-"""What storing K and V as e4m3 does to a real model's output, on the CPU.
+"""What storing K and V, or weights, as e4m3 does to a real model's output, on the CPU.
 
     python benchmarks/fp8_kv_error.py --model FOLDER [--text FILE] [--num-tokens N]
 
 Everything is computed twice in float32, once over a pool of float32 and once over a pool of e4m3, with the same tokens
-(teacher forcing). Rows are the ways to choose the scales: `calibrated` is what a worker does. Tokens agree where both
+(teacher forcing). Rows are the ways to choose the scales: `calibrated` is what a worker does; the last two round the
+weights as well, and the activations that they are multiplied with. Tokens agree where both
 pools give the same most likely token; a flip is told with the largest margin, between the two most likely tokens of
 the float32 pool, that was overturned.
 """
@@ -138,11 +139,14 @@ def main() -> None:
     exact = [run(model, one["prompt_ids"] + one["output_ids"], None).logits for one in continuations]
     expected = perplexity(exact_text.logits, text)
     calibrated = calibrate(model)
+    rounded = load_decoder(arguments.model, torch.float32, torch.device("cpu"), quantize=True)
     ways = {
-        "calibrated": calibrated,
-        "calibrated, one a layer": calibrated.amax(-1, keepdim=True).expand_as(calibrated).contiguous(),
-        "by the text itself": scales_for(exact_text.largest),
-        "1": torch.ones_like(calibrated),
+        "calibrated": (model, calibrated),
+        "calibrated, one a layer": (model, calibrated.amax(-1, keepdim=True).expand_as(calibrated).contiguous()),
+        "by the text itself": (model, scales_for(exact_text.largest)),
+        "1": (model, torch.ones_like(calibrated)),
+        "float32 K and V, e4m3 weights": (rounded, None),
+        "calibrated, e4m3 weights": (rounded, calibrate(rounded)),
     }
     table = Table(title=f"e4m3 K and V of {arguments.model.name}: {len(text)} tokens of {arguments.text.name}")
     for heading in ("scales", "logit error", "largest", "KL, nats", "tokens agree", "largest margin", "perplexity"):
@@ -150,14 +154,15 @@ def main() -> None:
     outputs = Table(title=f"{len(continuations)} greedy continuations")
     for heading in ("scales", "logit error", "largest", "KL, nats", "tokens agree", "largest margin"):
         outputs.add_column(heading)
-    for name, scales in ways.items():
-        stored = run(model, text, scales)
+    for name, (computed_by, scales) in ways.items():
+        stored = run(computed_by, text, scales)
         over_text, over_outputs = Comparison(), Comparison()
         over_text.add(exact_text.logits, stored.logits)
         table.add_row(name, *over_text.cells(expected, perplexity(stored.logits, text)))
         for one, logits in zip(continuations, exact, strict=True):
             places = slice(len(one["prompt_ids"]) - 1, -1)
-            over_outputs.add(logits[places], run(model, one["prompt_ids"] + one["output_ids"], scales).logits[places])
+            found = run(computed_by, one["prompt_ids"] + one["output_ids"], scales).logits
+            over_outputs.add(logits[places], found[places])
         outputs.add_row(name, *over_outputs.cells(expected, expected)[:-1])
     console = Console(width=130)
     console.print(f"perplexity over a pool of float32: {expected:.4f}")

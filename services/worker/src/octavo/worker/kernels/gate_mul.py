@@ -1,4 +1,4 @@
-"""The gate of the MLP."""
+"""The gate of the MLP, rounded to e4m3 where a product of e4m3 follows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.worker.kernels.quantize_rows import empty_e4m3, round_row
+from octavo.worker.models.fp8_linear import LARGEST, LEAST_SCALE
+
 BLOCK = 1024
 
 
 @triton.jit
 def _gate_mul_kernel(
     gate_up_ptr,  # [num_rows, 2 * size]: gate, then up
-    out_ptr,  # [num_rows, size]
+    out_ptr,  # [num_rows, size]; e4m3 if TO_E4M3
+    scales_ptr,  # out: float32 [num_rows], written if TO_E4M3
     size,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least size if TO_E4M3
     IS_GELU: tl.constexpr,
+    TO_E4M3: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST_SCALE: tl.constexpr,
 ):
     """out = activation(gate), rounded to the type of gate, times up. Grid: (num_rows, blocks of a row)."""
     row = tl.program_id(0).to(tl.int64)
@@ -29,7 +36,13 @@ def _gate_mul_kernel(
     if IS_GELU:
         slope = 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)
     activated = gate / (1.0 + tl.exp(-slope * gate))
-    tl.store(out_ptr + row * size + column, activated.to(up.dtype) * up, mask=inside)
+    product = activated.to(up.dtype) * up
+    if TO_E4M3:
+        rounded, scale = round_row(product.to(tl.float32), LARGEST, LEAST_SCALE)
+        tl.store(out_ptr + row * size + column, rounded.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(scales_ptr + row, scale)
+    else:
+        tl.store(out_ptr + row * size + column, product, mask=inside)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -42,9 +55,31 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return _gate_mul(gate_up, is_gelu=True)
 
 
-def _gate_mul(gate_up: Tensor, is_gelu: bool) -> Tensor:
+def gate_mul_e4m3(gate_up: Tensor, is_gelu: bool) -> tuple[Tensor, Tensor]:
+    """What `quantize_rows` gives of either: e4m3 [num_rows, size], float32 scales [num_rows, 1]."""
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    grid = (num_rows, triton.cdiv(size, BLOCK))
-    _gate_mul_kernel[grid](gate_up, out, size, BLOCK=BLOCK, IS_GELU=is_gelu, num_warps=4)
+    stored, scales = empty_e4m3(num_rows, size, gate_up.device)
+    _launch(gate_up, stored, scales, triton.next_power_of_2(size), is_gelu)
+    return stored, scales
+
+
+def _gate_mul(gate_up: Tensor, is_gelu: bool) -> Tensor:
+    out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+    _launch(gate_up, out, None, BLOCK, is_gelu)
     return out
+
+
+def _launch(gate_up: Tensor, out: Tensor, scales: Tensor | None, block: int, is_gelu: bool) -> None:
+    num_rows, size = out.shape
+    _gate_mul_kernel[(num_rows, triton.cdiv(size, block))](
+        gate_up,
+        out,
+        out if scales is None else scales,
+        size,
+        BLOCK=block,
+        IS_GELU=is_gelu,
+        TO_E4M3=scales is not None,
+        LARGEST=LARGEST,
+        LEAST_SCALE=LEAST_SCALE,
+        num_warps=8 if block > 2048 else 4,
+    )

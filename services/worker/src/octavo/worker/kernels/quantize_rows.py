@@ -11,6 +11,13 @@ from octavo.worker.models.fp8_linear import LARGEST, LEAST_SCALE
 
 
 @triton.jit
+def round_row(x, LARGEST: tl.constexpr, LEAST_SCALE: tl.constexpr):
+    """A whole row of float32, divided by its scale and within the range of e4m3, and the scale."""
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, LEAST_SCALE)
+    return tl.clamp(x / scale, -LARGEST, LARGEST), scale
+
+
+@triton.jit
 def _quantize_rows_kernel(
     x_ptr,  # [num_rows, size]
     stored_ptr,  # out: e4m3 [num_rows, size]
@@ -26,17 +33,21 @@ def _quantize_rows_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < size
     x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, LEAST_SCALE)
-    stored = tl.clamp(x / scale, -LARGEST, LARGEST).to(stored_ptr.dtype.element_ty)
-    tl.store(stored_ptr + row * size + column, stored, mask=inside)
+    rounded, scale = round_row(x, LARGEST, LEAST_SCALE)
+    tl.store(stored_ptr + row * size + column, rounded.to(stored_ptr.dtype.element_ty), mask=inside)
     tl.store(scales_ptr + row, scale)
+
+
+def empty_e4m3(num_rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for rows of e4m3, [num_rows, size], and their scales, float32 [num_rows, 1]."""
+    stored = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=device)
+    return stored, torch.empty((num_rows, 1), dtype=torch.float32, device=device)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """What `models.fp8_linear.to_rows_of_e4m3` gives, in one launch. `x` is [num_rows, size], its rows dense."""
     num_rows, size = x.shape
-    stored = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
+    stored, scales = empty_e4m3(num_rows, size, x.device)
     _quantize_rows_kernel[(num_rows,)](
         x,
         stored,

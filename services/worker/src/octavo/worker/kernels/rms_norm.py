@@ -1,4 +1,4 @@
-"""RMSNorm of rows."""
+"""RMSNorm of rows, rounded to e4m3 where a product of e4m3 follows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.worker.kernels.quantize_rows import empty_e4m3, round_row
+from octavo.worker.models.fp8_linear import LARGEST, LEAST_SCALE
+
 
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,  # [num_rows, row_size]
     weight_ptr,  # [row_size]
-    out_ptr,  # [num_rows, row_size]
+    out_ptr,  # [num_rows, row_size]; e4m3 if TO_E4M3
+    scales_ptr,  # out: float32 [num_rows], written if TO_E4M3
     x_stride,  # elements between rows of x; those of out are dense
     row_size,
     eps,
     BLOCK: tl.constexpr,  # row_size rounded up to a power of two
+    TO_E4M3: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST_SCALE: tl.constexpr,
 ):
     """out = x / rms(x), rounded to the type of x, times weight. Grid: (num_rows,)."""
     row = tl.program_id(0).to(tl.int64)
@@ -26,14 +33,43 @@ def _rms_norm_kernel(
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / row_size + eps)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     normalised = (x * scale).to(weight.dtype) * weight
-    tl.store(out_ptr + row * row_size + column, normalised, mask=inside)
+    if TO_E4M3:
+        rounded, row_scale = round_row(normalised.to(x_ptr.dtype.element_ty).to(tl.float32), LARGEST, LEAST_SCALE)
+        tl.store(out_ptr + row * row_size + column, rounded.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(scales_ptr + row, row_scale)
+    else:
+        tl.store(out_ptr + row * row_size + column, normalised, mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the rows of `x` [num_rows, row_size], whose last dimension is dense."""
-    num_rows, row_size = x.shape
-    out = torch.empty((num_rows, row_size), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(row_size)
-    num_warps = max(1, min(8, block // 512))
-    _rms_norm_kernel[(num_rows,)](x, weight, out, x.stride(0), row_size, eps, BLOCK=block, num_warps=num_warps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, weight, eps, out, None)
     return out
+
+
+def rms_norm_e4m3(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What `quantize_rows` gives of the normalised rows: e4m3 [num_rows, row_size], float32 scales [num_rows, 1]."""
+    num_rows, row_size = x.shape
+    stored, scales = empty_e4m3(num_rows, row_size, x.device)
+    _launch(x, weight, eps, stored, scales)
+    return stored, scales
+
+
+def _launch(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
+    num_rows, row_size = x.shape
+    block = triton.next_power_of_2(row_size)
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        weight,
+        out,
+        out if scales is None else scales,
+        x.stride(0),
+        row_size,
+        eps,
+        BLOCK=block,
+        TO_E4M3=scales is not None,
+        LARGEST=LARGEST,
+        LEAST_SCALE=LEAST_SCALE,
+        num_warps=max(1, min(8, block // 512)),
+    )

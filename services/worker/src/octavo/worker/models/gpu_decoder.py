@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from octavo.worker.kernels.few_row_linear import MAX_ROWS, add_few_row_linear
-from octavo.worker.kernels.gate_mul import gelu_mul, silu_mul
-from octavo.worker.kernels.rms_norm import rms_norm
+from octavo.worker.kernels.gate_mul import gate_mul_e4m3, gelu_mul, silu_mul
+from octavo.worker.kernels.rms_norm import rms_norm, rms_norm_e4m3
 from octavo.worker.models.config import DecoderConfig, ModelConfig
 from octavo.worker.models.decoder import Decoder, DecoderLayer, cap_logits_
 from octavo.worker.models.linear import Linear, PlainLinear
+from octavo.worker.models.scaled_linear import ScaledLinear
 
 Norms = tuple[Tensor, Tensor]
 """Weights that normalise query and key heads, each [head_dim]."""
@@ -86,11 +87,14 @@ class GpuDecoder(GpuModel):
         eps = self.config.norm_eps
         hidden = self.decoder.embed(token_ids)
         for index, layer in enumerate(self.decoder.layers):
-            heads = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
+            heads = _normalised(layer.qkv, hidden, layer.input_norm, eps)
             attended = self._attend(index, layer, heads, attention)
             hidden = self._add(hidden, layer.output, attended, layer.output_norm)
-            gated = self._gate(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)))
-            hidden = self._add(hidden, layer.down, gated, layer.down_norm)
+            gate_up = _normalised(layer.gate_up, hidden, layer.mlp_norm, eps)
+            if isinstance(layer.down, ScaledLinear) and layer.down_norm is None:
+                hidden.add_(layer.down.product(*gate_mul_e4m3(gate_up, self._gate is gelu_mul)))
+            else:
+                hidden = self._add(hidden, layer.down, self._gate(gate_up), layer.down_norm)
         return hidden
 
     def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
@@ -108,6 +112,13 @@ class GpuDecoder(GpuModel):
         """See GpuModel."""
         normalised = rms_norm(hidden, self.decoder.norm, self.config.norm_eps)
         return cap_logits_(torch.mm(normalised, self._output_weight.t(), out=out), self.config.logit_cap)
+
+
+def _normalised(linear: Linear, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """The layer's output for normalised rows, which are rounded at once if it takes e4m3."""
+    if isinstance(linear, ScaledLinear):
+        return linear.product(*rms_norm_e4m3(x, norm, eps))
+    return linear(rms_norm(x, norm, eps))
 
 
 def _add_to(residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
