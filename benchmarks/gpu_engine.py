@@ -1,9 +1,12 @@
 """Measures a GPU worker under the real scheduler and KV manager, all in one process (the local transport).
 
-    python benchmarks/gpu_engine.py [L1 L64 W1 W2 W3] [--set NAME=VALUE ...]
+    python benchmarks/gpu_engine.py [L1 L64 W1 W2 W3 S256] [--set NAME=VALUE ...] [--ask-for N] [--no-check]
 
-The model has the shape of Llama-3.1-8B and random weights. Everything is submitted at time 0. `--set` gives options of
-`octavo serve`, for example `--set prefix_cache=false`.
+The model has the shape of Llama-3.1-8B and random weights. Everything is submitted at time 0. S256 is steady decode:
+what lies between the first token of the last of 256 requests and the end of the first. `--set` gives options of `octavo
+serve`, for example `--set prefix_cache=false`. `--ask-for`: max_tokens of every request, whose client leaves after the
+tokens that the workload says, as those do who cannot know the length of an answer. Eight requests of each workload are
+compared with the torch backend afterwards (gpu_check.py).
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gpu_check
 import uvloop
 import workloads
 from workloads import Workload
@@ -27,7 +34,7 @@ from octavo.cli.local_cluster import LocalCluster
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import ServeOptions
 from octavo.common import logs
-from octavo.common.messages.generation import SamplingParams, SchedulerMessage, SchedulerStatus, Submit
+from octavo.common.messages.generation import Abort, SamplingParams, SchedulerMessage, SchedulerStatus, Submit
 from octavo.common.runtime import Stop
 
 WORKLOADS = {
@@ -36,13 +43,17 @@ WORKLOADS = {
     "W1": workloads.chat_like,
     "W2": workloads.shared_prefix,
     "W3": workloads.long_prompts,
+    "S256": lambda: workloads.equal_lengths(256, prompt=128, output=400, seed=256),
 }
+
+STALL_CAUSES = ("credits", "admission", "swap")
 
 
 @dataclass
 class Progress:
     """One request."""
 
+    prompt: list[int]
     num_output: int
     first_at: float = 0.0
     last_at: float = 0.0
@@ -52,7 +63,12 @@ class Progress:
 class Client:
     """What a gateway is to the scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask_for: int | None) -> None:
+        self._ask_for = ask_for
+        self._link: Any = None
+        self.on_steady: Callable[[bool], None] = lambda began: None
+        """Called when all requests have a token, and when the first one ends."""
+        self._num_started = 0
         self.is_ready = asyncio.Event()
         self.is_done = asyncio.Event()
         self.requests: dict[int, Progress] = {}
@@ -67,35 +83,53 @@ class Client:
         now = time.perf_counter()
         for failed in message.failed:
             raise SystemExit(f"request failed: {failed.reason}: {failed.message}")
+        num_ended = 0
         for token in message.tokens:
             request = self.requests[token.request_no]
+            if len(request.token_ids) == request.num_output:
+                continue  # on its way when the client left
             if not request.token_ids:
                 request.first_at = now
+                self._num_started += 1
             request.last_at = now
             request.token_ids.append(token.token_id)
-        self._num_open -= len(message.finished)
-        if message.finished and not self._num_open:
+            if len(request.token_ids) == request.num_output:
+                num_ended += 1
+                if self._ask_for is not None:
+                    self._link.send(Abort(token.request_no))
+        if message.tokens and self._num_started == self._num_all:
+            self.on_steady(True)
+        if num_ended:
+            self.on_steady(False)
+        self._num_open -= num_ended
+        if num_ended and not self._num_open:
             self.is_done.set()
 
     def submit_all(self, link: Any, workload: Workload) -> list[Progress]:
         self.is_done.clear()
+        self._link = link
+        self._num_started, self._num_all = 0, len(workload)
         made = []
         for prompt, num_output in workload:
             number, self._next_no = self._next_no, self._next_no + 1
-            self.requests[number] = Progress(num_output)
+            self.requests[number] = Progress(prompt, num_output)
             made.append(self.requests[number])
             self._num_open += 1
-            params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+            max_tokens = num_output if self._ask_for is None else max(self._ask_for, num_output)
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
             link.send(Submit(number, f"r{number}", tuple(prompt), params))
         return made
 
 
-async def measure(names: list[str], options: ServeOptions, folder: Path) -> None:
+async def measure(
+    names: list[str], options: ServeOptions, folder: Path, ask_for: int | None
+) -> dict[str, list[dict[str, list[int]]]]:
+    """Run and report the workloads. Returns the requests that are to be checked of each."""
     started = time.perf_counter()
     cluster = LocalCluster(options, PreparedModel(folder, "llama-8b-shape"))
     stop = Stop()
     serving = asyncio.create_task(cluster.serve_cores(stop))
-    client = Client()
+    client = Client(ask_for)
     link = await cluster.connect_gateway()
     link.bind(client.on_message, lambda error: None)
     ready = asyncio.create_task(client.is_ready.wait())
@@ -104,10 +138,15 @@ async def measure(names: list[str], options: ServeOptions, folder: Path) -> None
         serving.result()
     print(f"ready after {time.perf_counter() - started:.1f} s", flush=True)
     await run(cluster, client, link, workloads.equal_lengths(8, prompt=300, output=20, seed=77))
+    checked = {}
     for name in names:
-        report(name, *await run(cluster, client, link, WORKLOADS[name]()))
+        requests, facts = await run(cluster, client, link, WORKLOADS[name]())
+        report(name, requests, facts)
+        some = [requests[index] for index in gpu_check.chosen(len(requests))]
+        checked[name] = [{"prompt": one.prompt, "output": one.token_ids} for one in some]
     stop.request()
     await serving
+    return checked
 
 
 async def run(
@@ -115,6 +154,16 @@ async def run(
 ) -> tuple[list[Progress], dict[str, float]]:
     stats = cluster.scheduler.core.stats
     before = (stats.worker_busy_s, stats.worker_idle_s)
+    stalls_before, preemptions_before = dict(stats.stall_s), stats.num_preemptions
+    steady: list[tuple[float, float, float, float, int]] = []
+
+    def note_steady(began: bool) -> None:
+        if len(steady) == (0 if began else 1):
+            num_steps = sum(len(request.token_ids) for request in requests[:1])
+            stall_s = sum(stats.stall_s.values())
+            steady.append((time.perf_counter(), stats.worker_busy_s, stats.worker_idle_s, stall_s, num_steps))
+
+    client.on_steady = note_steady
     started = time.perf_counter()
     requests = client.submit_all(link, workload)
     await client.is_done.wait()
@@ -124,6 +173,12 @@ async def run(
         "busy_s": stats.worker_busy_s - before[0],
         "idle_s": stats.worker_idle_s - before[1],
     }
+    facts |= {cause: stats.stall_s[cause] - stalls_before[cause] for cause in STALL_CAUSES}
+    facts["num_preemptions"] = stats.num_preemptions - preemptions_before
+    if len(steady) == 2:
+        changes = [late - early for early, late in zip(*steady, strict=True)]
+        names = ("steady_s", "steady_busy_s", "steady_idle_s", "steady_stall_s", "steady_steps")
+        facts |= dict(zip(names, changes, strict=True))
     return requests, facts
 
 
@@ -145,12 +200,26 @@ def report(name: str, requests: list[Progress], facts: dict[str, float]) -> None
         f"({100 * facts['idle_s'] / max(facts['busy_s'] + facts['idle_s'], 1e-9):.2f} %)",
         flush=True,
     )
+    stalls = [f"{cause} {1000 * facts[cause]:.1f} ms" for cause in STALL_CAUSES if facts[cause]]
+    print(f"     {facts['num_preemptions']:.0f} preemptions, stalls: {', '.join(stalls) or 'none'}", flush=True)
+    if facts.get("steady_steps"):
+        busy, idle, steps = facts["steady_busy_s"], facts["steady_idle_s"], facts["steady_steps"]
+        print(
+            f"     steady: {steps:.0f} steps of {len(requests)} rows in {facts['steady_s']:.2f} s, GPU busy "
+            f"{1e3 * busy / steps:.3f} ms a step, idle {1e6 * idle / steps:.0f} us "
+            f"({100 * idle / (busy + idle):.2f} %), no plan for want of blocks or answers "
+            f"{1e6 * facts['steady_stall_s'] / steps:.0f} us",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--ask-for", type=int, help="max_tokens of every request")
+    parser.add_argument("--no-check", action="store_true", help="without the comparison with torch")
+    parser.add_argument("--answers", type=Path, help="only measure, and leave what is to be checked in this file")
     parser.add_argument("--model", type=Path, help="a folder with config.json; default: the shape of Llama-3.1-8B")
     arguments = parser.parse_args()
     settings: dict[str, Any] = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 20480}
@@ -159,7 +228,17 @@ def main() -> None:
     logs.configure("bench", "info", "console")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(workloads.LLAMA_8B), encoding="utf-8")
-        uvloop.run(measure(arguments.names, ServeOptions(**settings), arguments.model or Path(folder)))
+        model = arguments.model or Path(folder)
+        if arguments.answers is not None or arguments.no_check:
+            options = ServeOptions(**settings)
+            checked = uvloop.run(measure(arguments.names, options, model, arguments.ask_for))
+            if arguments.answers is not None:
+                arguments.answers.write_text(json.dumps(checked), encoding="utf-8")
+            return
+        answers = Path(folder) / "answers.json"  # the process that measures has to give the GPU back before the check
+        command = [sys.executable, __file__, *sys.argv[1:], "--answers", str(answers), "--model", str(model)]
+        subprocess.run(command, check=True)
+        sys.exit(subprocess.run([sys.executable, gpu_check.__file__, str(answers), str(model)]).returncode)
 
 
 if __name__ == "__main__":

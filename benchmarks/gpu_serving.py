@@ -3,7 +3,9 @@
     python benchmarks/gpu_serving.py [L1 L64 W1 W2 W3 RATE8 RATE16 RATE32]
 
 The model has the shape of Llama-3.1-8B and random weights; prompts are token ids. L1 to W3 are all sent at time 0;
-RATEn sends requests of W1's kind as a Poisson process of n per second for about 10 seconds.
+RATEn sends requests of W1's kind as a Poisson process of n per second for about 10 seconds. S256 are 256 requests of
+one length: its TPOT is that of steady decode. Eight requests of each are compared with the torch backend afterwards
+(gpu_check.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import gpu_check
 import numpy as np
 import uvloop
 import workloads
@@ -40,6 +43,7 @@ WORKLOADS = {
     "W1": workloads.chat_like,
     "W2": workloads.shared_prefix,
     "W3": workloads.long_prompts,
+    "S256": lambda: workloads.equal_lengths(256, prompt=128, output=400, seed=256),
 }
 RATE_SECONDS = 10
 START_TIMEOUT_S = 60
@@ -53,6 +57,8 @@ class Answer:
     num_tokens: int
     ttft_s: float
     total_s: float
+    token_ids: list[int]
+    """Of an answer that is to be checked."""
 
     @property
     def tpot_s(self) -> float:
@@ -70,7 +76,7 @@ def save_model(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-async def complete(prompt: list[int], num_output: int) -> Answer:
+async def complete(prompt: list[int], num_output: int, *, is_checked: bool) -> Answer:
     """One streamed completion over a connection of its own. Raises SystemExit if it goes wrong."""
     body = json.dumps(
         {
@@ -81,6 +87,7 @@ async def complete(prompt: list[int], num_output: int) -> Answer:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "return_token_ids": is_checked,
         }
     ).encode()
     started = time.perf_counter()
@@ -90,16 +97,28 @@ async def complete(prompt: list[int], num_output: int) -> Answer:
     )
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
     first_at = last_at = 0.0
-    tail = b""
+    tail = whole = b""
     while received := await reader.read(2**16):
         tail = tail[-2000:] + received
+        if is_checked:
+            whole += received
         if b'"choices":[{' in received:
             last_at = time.perf_counter()
             first_at = first_at or last_at
     writer.close()
     if b"data: [DONE]" not in tail or f'"completion_tokens":{num_output}' not in tail.decode(errors="replace"):
         raise SystemExit(f"a request failed: {tail[-600:]!r}")
-    return Answer(num_output, first_at - started, last_at - started)
+    return Answer(num_output, first_at - started, last_at - started, token_ids_of(whole))
+
+
+def token_ids_of(stream: bytes) -> list[int]:
+    """From the body of a streamed answer, chunked as HTTP has it."""
+    token_ids: list[int] = []
+    for line in stream.split(b"\n"):
+        if line.startswith(b'data: {"'):
+            for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                token_ids += choice.get("token_ids") or []
+    return token_ids
 
 
 async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], float]:
@@ -109,27 +128,40 @@ async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], fl
     if rate is not None:
         delays = np.cumsum(np.random.default_rng(3).exponential(1 / rate, len(workload)))
 
-    async def one(delay: float, prompt: list[int], num_output: int) -> Answer:
+    checked = set(gpu_check.chosen(len(workload)))
+
+    async def one(index: int, delay: float, prompt: list[int], num_output: int) -> Answer:
         if delay:
             await asyncio.sleep(delay)
-        return await complete(prompt, num_output)
+        return await complete(prompt, num_output, is_checked=index in checked)
 
     answers = await asyncio.gather(
-        *(one(float(delay), *request) for delay, request in zip(delays, workload, strict=True))
+        *(one(index, float(delays[index]), *request) for index, request in enumerate(workload))
     )
     return answers, time.perf_counter() - started
 
 
-async def measure(names: list[str], server: subprocess.Popen[bytes]) -> None:
+async def measure(names: list[str], server: subprocess.Popen[bytes]) -> dict[str, list[dict[str, list[int]]]]:
+    """Send and report the workloads. Returns the requests that are to be checked of each."""
     await wait_until_ready(server)
     await send(workloads.equal_lengths(8, prompt=300, output=20, seed=77), None)
+    checked: dict[str, list[dict[str, list[int]]]] = {}
+    rate: float | None
     for name in names:
         if name.startswith("RATE"):
             rate = float(name.removeprefix("RATE"))
             requests = workloads.chat_like(seed=11)[: int(rate * RATE_SECONDS)]
-            report(name, *await send(requests, rate))
         else:
-            report(name, *await send(WORKLOADS[name](), None))
+            rate, requests = None, WORKLOADS[name]()
+        answers, seconds = await send(requests, rate)
+        report(name, answers, seconds)
+        checked[name] = []
+        for index in gpu_check.chosen(len(requests)):
+            prompt, num_output = requests[index]
+            output = answers[index].token_ids
+            assert len(output) == num_output, f"{len(output)} token ids came of {num_output}"
+            checked[name].append({"prompt": prompt, "output": output})
+    return checked
 
 
 async def wait_until_ready(server: subprocess.Popen[bytes]) -> None:
@@ -173,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[*WORKLOADS, "RATE8", "RATE16", "RATE32"], metavar="NAME")
     parser.add_argument("--serve", type=Path, help="only serve the model in this folder")
+    parser.add_argument("--no-check", action="store_true", help="without the comparison with torch")
     arguments = parser.parse_args()
     if arguments.serve is not None:
         raise SystemExit(serve(arguments.serve))
@@ -180,10 +213,14 @@ def main() -> None:
         save_model(Path(folder))
         server = subprocess.Popen([sys.executable, __file__, "--serve", folder])
         try:
-            uvloop.run(measure(arguments.names, server))
+            checked = uvloop.run(measure(arguments.names, server))
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(20)
+        if not arguments.no_check:
+            answers = Path(folder) / "answers.json"
+            answers.write_text(json.dumps(checked), encoding="utf-8")
+            sys.exit(subprocess.run([sys.executable, gpu_check.__file__, str(answers), folder]).returncode)
 
 
 if __name__ == "__main__":

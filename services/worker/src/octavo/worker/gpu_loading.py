@@ -20,6 +20,7 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError, UnknownArchitectureError
 from octavo.worker.models.gpu_decoder import GpuDecoder, GpuModel
 from octavo.worker.models.gpu_transformers import GpuTransformers
+from octavo.worker.models.single_row import choose_single_row
 from octavo.worker.step_sizes import StepSizes
 
 log = structlog.get_logger()
@@ -41,6 +42,10 @@ def load_gpu_runner(
 ) -> GpuRunner:
     """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
     model = gpu_model(loaded)
+    if isinstance(model, GpuDecoder):
+        progress("timing the ways to run one row")
+        times = {f"{way}_ms": round(ms, 3) for way, ms in choose_single_row(model).items()}
+        log.info("decode of one row", fused=model.single_row is not None, **times)
     progress("measuring the memory of the largest step")
     plan = _measure(config, model, sizes, max_model_len, kv_scales)
     num_blocks = _num_blocks(config, model, sizes, max_model_len, plan)

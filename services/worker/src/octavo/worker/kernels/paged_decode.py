@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.worker.kernels.online_softmax import attend_tile
+from octavo.worker.kernels.overlap import begin_after_previous
 
 LOG2_E = math.log2(math.e)
 MIN_GROUP = 16
@@ -70,11 +71,13 @@ def _paged_decode_kernel(
     HAS_SCALES: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """A program attends to one part of one row's context for one KV head; the last of a row to end merges the parts.
 
     Grid: (NUM_KV_HEADS, num_items).
     """
+    begin_after_previous(OVERLAPS)
     item = tl.program_id(1)
     kv_head = tl.program_id(0)
     token = tl.load(items_ptr + item * ITEM).to(tl.int64)
@@ -275,13 +278,14 @@ def paged_decode(
     soft_cap: float = 0.0,
     scales: Tensor | None = None,
     tiling: tuple[int, int, int] | None = None,
+    overlaps: bool = False,
 ) -> None:
     """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
 
     `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
     [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
     by tanh unless that is 0. `scales`, float32 [2, num_kv_heads], belong to an e4m3 pool. `tiling` is
-    (keys of a turn, warps, stages of the pipeline).
+    (keys of a turn, warps, stages of the pipeline). `overlaps`: see kernels.overlap.
     """
     _, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -326,6 +330,8 @@ def paged_decode(
         HAS_SCALES=scales is not None,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        OVERLAPS=overlaps,
         num_warps=num_warps,
         num_stages=num_stages,
+        **({"launch_pdl": True} if overlaps else {}),
     )

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.worker.kernels.overlap import begin_after_previous
+
 HEADS_PER_PROGRAM = 8
 
 
@@ -33,8 +35,10 @@ def _store_kv_kernel(
     HAS_NORM: tl.constexpr,
     HAS_SCALES: tl.constexpr,  # the pool is e4m3
     LARGEST: tl.constexpr,  # value of the pool's type
+    OVERLAPS: tl.constexpr,
 ):
     """Queries are turned in place. Grid: (num_tokens, blocks of heads)."""
+    begin_after_previous(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     if slot >= 0:
@@ -93,6 +97,8 @@ def store_kv(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     scales: Tensor | None = None,
+    *,
+    overlaps: bool = False,
 ) -> None:
     """Rotate the query heads in `heads` in place; write rotated keys, and values, to the slots of `cache`.
 
@@ -100,6 +106,7 @@ def store_kv(
     [num_blocks, 2, num_kv_heads, block_size, head_dim]. `norms` are the weights by which query and key heads are
     normalised before. `scales`, float32 [2, num_kv_heads], are what K and V of an e4m3 pool are divided by; what does
     not fit then is stored as the type's largest value. Tokens of slot -1 are left as they are.
+    `overlaps`: see kernels.overlap.
     """
     num_tokens, num_all_heads, head_dim = heads.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -127,5 +134,7 @@ def store_kv(
         HAS_NORM=norms is not None,
         HAS_SCALES=scales is not None,
         LARGEST=torch.finfo(cache.dtype).max,
+        OVERLAPS=overlaps,
         num_warps=2,
+        **({"launch_pdl": True} if overlaps else {}),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from octavo.worker.models.decoder import Decoder, DecoderLayer, cap_logits_
 from octavo.worker.models.linear import Linear, PlainLinear
 from octavo.worker.models.scaled_linear import ScaledLinear
 
+if TYPE_CHECKING:
+    from octavo.worker.models.single_row import SingleRow
+
 Norms = tuple[Tensor, Tensor]
 """Weights that normalise query and key heads, each [head_dim]."""
 
@@ -25,11 +29,12 @@ class FusedAttention(ABC):
     positions: Tensor  # int32 [num_tokens], negative for padding
 
     @abstractmethod
-    def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
+    def forward(self, layer: int, heads: Tensor, norms: Norms | None, *, overlaps: bool = False) -> Tensor:
         """Store keys and values, then attend to all that each token may see.
 
         `heads` is [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense: query, key, value heads as the
-        projection gives them; it is overwritten. Returns [num_tokens, num_heads * head_dim].
+        projection gives them; it is overwritten. Returns [num_tokens, num_heads * head_dim]. `overlaps`: all launches
+        around it are of kernels.overlap, and so may its own be.
         """
 
 
@@ -71,6 +76,8 @@ class GpuDecoder(GpuModel):
         self._gate = silu_mul if decoder.config.activation == "silu" else gelu_mul
         assert isinstance(decoder.output, PlainLinear)
         self._output_weight = decoder.output.weight
+        self.single_row: SingleRow | None = None
+        """How one row is run, if not as several are."""
 
     @property
     def device(self) -> torch.device:
@@ -84,6 +91,8 @@ class GpuDecoder(GpuModel):
 
     def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
         """See GpuModel."""
+        if self.single_row is not None and len(token_ids) == 1:
+            return self.single_row.forward(token_ids, attention)
         eps = self.config.norm_eps
         hidden = self.decoder.embed(token_ids)
         for index, layer in enumerate(self.decoder.layers):
@@ -103,10 +112,7 @@ class GpuDecoder(GpuModel):
         return residual.add_(rms_norm(linear(x), norm, self.config.norm_eps))
 
     def _attend(self, index: int, layer: DecoderLayer, heads: Tensor, attention: FusedAttention) -> Tensor:
-        norms = None
-        if layer.query_norm is not None and layer.key_norm is not None:
-            norms = (layer.query_norm, layer.key_norm)
-        return attention.forward(index, heads.view(len(heads), -1, self.config.head_dim), norms)
+        return attention.forward(index, heads.view(len(heads), -1, self.config.head_dim), layer_norms(layer))
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         """See GpuModel."""
@@ -119,6 +125,13 @@ def _normalised(linear: Linear, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     if isinstance(linear, ScaledLinear):
         return linear.product(*rms_norm_e4m3(x, norm, eps))
     return linear(rms_norm(x, norm, eps))
+
+
+def layer_norms(layer: DecoderLayer) -> Norms | None:
+    """Of the layer's query and key heads."""
+    if layer.query_norm is None or layer.key_norm is None:
+        return None
+    return layer.query_norm, layer.key_norm
 
 
 def _add_to(residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
