@@ -33,7 +33,7 @@ SERVICES = ("gateway", "scheduler", "kvmanager", "worker")
 STARTED_AFTER = {
     "worker": ("model",),
     "scheduler": ("kvmanager", "worker"),
-    "gateway": ("scheduler",),
+    "gateway": ("scheduler", "redis"),
     "front": ("gateway",),
 }
 """Service |-> those that are to be healthy (the model: done) before it starts."""
@@ -347,6 +347,19 @@ class Drill:
             found.append(f"the answer is the undisturbed one; longest pause {stream.longest_pause_s:.2f} s")
             until(lambda: self.is_healthy(container), 60, "the KV manager is healthy again")
 
+    def responses_are_shared(self) -> None:
+        with self.report.check("a stored response is found by both gateways") as found:
+            both = self.docker.containers("gateway")
+            ask = 'r.Request("http://127.0.0.1:8000/v1/responses", b\'{"input": "Hello", "max_output_tokens": 4}\', H)'
+            show = "print(json.load(r.urlopen({}, timeout=30))['id'])"
+            start = "import json, urllib.request as r; H = {'Content-Type': 'application/json'}; "
+            made = self.docker.run("exec", both[0], "python", "-c", start + show.format(ask))
+            for container in both:
+                address = f"'http://127.0.0.1:8000/v1/responses/{made}'"
+                again = self.docker.run("exec", container, "python", "-c", start + show.format(address))
+                expect(again == made, f"{again} instead of {made}")
+            found.append("made by one, given out by each")
+
     def redis_is_stopped(self) -> None:
         with self.report.check("redis is stopped") as found:
             container = self.only("redis")
@@ -354,7 +367,7 @@ class Drill:
             expect(self.answers(), "a request failed without it")
             self.docker.run("start", container)
             until(lambda: self.is_healthy(container), 60, "redis is healthy again")
-            found.append("requests are answered without it")
+            found.append("completions are answered without it")
 
     def prometheus_scrapes(self) -> None:
         with self.report.check("prometheus scrapes every service") as found:
@@ -412,6 +425,7 @@ class Drill:
                     self.scheduler_dies()
                     self.worker_is_cut_off()
                     self.kvmanager_hangs()
+                    self.responses_are_shared()
                     self.redis_is_stopped()
                     self.prometheus_scrapes()
                     self.scale_in()
