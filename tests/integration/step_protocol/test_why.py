@@ -9,8 +9,10 @@ import pytest
 
 from octavo.common.messages.kv import Admitted, MissReason, PrefixMiss, Verdict
 from octavo.scheduler.core_settings import CoreSettings
+from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.request_records import WaitCause
+from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
 
 VOCAB = 97
@@ -74,6 +76,64 @@ def test_a_preemption_tells_what_it_cost() -> None:
         assert preemption["num_blocks"] > 0
         assert 0 <= preemption["num_tokens_computed_again"] <= preemption["num_computed_tokens"]
         assert preemption["back_after_s"] > 0
+        assert preemption["cost_s"] == pytest.approx(preemption["num_tokens_computed_again"] / 10_000, rel=0.9)
+    log = cluster.core.log
+    assert log.num_tokens_again == sum(p["num_tokens_computed_again"] for p in preemptions) > 0
+    assert log.preemption_cost_s["recompute"] == pytest.approx(sum(p["cost_s"] for p in preemptions), abs=1e-5)
+    assert log.preemption_cost_s["swap"] == 0
+
+
+def test_what_is_swapped_is_copied_and_not_computed_again() -> None:
+    swap = CoreSettings(max_num_batched_tokens=32, preemption=PreemptionSettings("swap", min_progress=4))
+    cluster = StepCluster(num_blocks=24, max_num_seqs=8, max_model_len=96, num_host_blocks=60, settings=swap)
+    requests = [cluster.submit(some_prompt(9 + first, first=first), max_tokens=40) for first in range(8)]
+    cluster.run()
+    preemptions = [p for request in requests for s in why(cluster, request)["sequences"] for p in s["preemptions"]]
+    assert {p["kind"] for p in preemptions} == {"swap"}
+    assert {p["num_tokens_computed_again"] for p in preemptions} == {0}
+    copy_there_and_back_s = 2 * 20e-6
+    for p in preemptions:
+        assert 0 < p["num_swapped_blocks"] <= p["num_blocks"]
+        assert p["cost_s"] == pytest.approx(copy_there_and_back_s * p["num_swapped_blocks"])
+    assert cluster.core.log.preemption_cost_s["swap"] == pytest.approx(sum(p["cost_s"] for p in preemptions), abs=1e-5)
+
+
+def test_a_row_that_sits_out_waits_for_a_credit() -> None:
+    one_credit = CoreSettings(max_num_batched_tokens=32, credits_per_sequence=1, pipeline_depth=1)
+    cluster = StepCluster(num_blocks=60, block_size=1, max_num_seqs=4, max_model_len=40, settings=one_credit)
+    requests = [cluster.submit(some_prompt(5, first=first), max_tokens=9) for first in range(4)]
+    cluster.run()
+    waits = [why(cluster, request)["sequences"][0] for request in requests]
+    assert all(told["waits_for"] is None and not told["preemptions"] for told in waits)
+    waited = [told["waited_s"].get("no_credit", 0.0) for told in waits]
+    assert max(waited) > 0
+    assert cluster.core.log.wait_s[WaitCause.NO_CREDIT] == pytest.approx(sum(waited), abs=1e-5)
+    assert all(told["waited_s"].get("no_credit", 0.0) < told["ended_s"] for told in waits)
+
+
+@pytest.mark.parametrize(
+    ("block_copy_us", "outcome", "other"), [(20, "hit_host", "slower_tier"), (5000, "slower_tier", "hit_host")]
+)
+def test_a_prefix_comes_from_the_host_only_if_that_is_faster(block_copy_us: int, outcome: str, other: str) -> None:
+    cluster = StepCluster(num_blocks=20, num_host_blocks=40)
+    cluster.worker.block_copy_us = block_copy_us
+    cluster.submit(some_prompt(40), max_tokens=2)
+    cluster.run()
+    cluster.submit(some_prompt(76, first=50), max_tokens=2)
+    cluster.run()
+    again = cluster.submit(some_prompt(40), max_tokens=2)
+    cluster.run()
+    [admission] = why(cluster, again)["sequences"][0]["admissions"]
+    blocks = admission["blocks"]
+    assert blocks[outcome] > 0
+    assert other not in blocks
+    assert sum(blocks.values()) == admission["num_blocks"] == 10
+    assert admission["block_copy_s"] == pytest.approx(block_copy_us * 1e-6)
+    assert (admission["block_compute_s"] < admission["block_copy_s"]) == (outcome == "slower_tier")
+    stats = cluster.stats
+    assert stats.num_prefix_hit_blocks + sum(stats.num_missed_blocks.values()) == stats.num_prefix_lookup_blocks
+    assert cluster.output(again) == expected_output(some_prompt(40), 2, VOCAB)
+    cluster.assert_idle()
 
 
 def test_a_lost_pool_is_told() -> None:

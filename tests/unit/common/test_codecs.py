@@ -180,6 +180,7 @@ kv_request = st.one_of(
         swap_outs=few(st.builds(kv.SwapOut, sequence_id=uint64, num_kept_blocks=index, last_step=uint64)),
         swap_ins=few(st.builds(kv.SwapIn, sequence_id=uint64, num_tokens=index)),
         last_reply_no=uint64,
+        skips_host_prefixes=st.booleans(),
     ),
 )
 verdict = st.sampled_from(kv.Verdict)

@@ -14,6 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from octavo.common.messages.kv import (
     Admitted,
+    BlockCopy,
     KvReply,
     OpenPool,
     SwapIn,
@@ -77,12 +78,18 @@ class SwapMachine(PoolMachine):
 
     @rule(seed=st.integers(0, 2**32 - 1))
     def swap(self, seed: int) -> None:
-        """Some sequences without a step in flight go out, whole or in part, and some swapped ones ask to come back."""
+        """Some sequences without a step in flight go out, whole or in part, and some swapped ones ask to come back.
+
+        Not one whose fork is still to be copied: the worker has not heard of it, and it has nothing to save.
+        """
         chance = Random(seed)
         in_flight = {id(row.sequence) for step in self.queued for row in step.rows}
+        uncopied = {change.target_id for change in self.changes if isinstance(change, BlockCopy)}
         for sequence in list(self.live.values()):
             spent = {sequence_id for sequence_id, _ in self.spent}
             if id(sequence) in in_flight or sequence.sequence_id in spent or chance.random() < 0.5:
+                continue
+            if not uncopied.isdisjoint(sequence.blocks):
                 continue
             self.asked_out.append((sequence, chance.choice([0, 0, chance.randint(0, len(sequence.blocks))])))
         if chance.random() < 0.7:

@@ -60,6 +60,23 @@ def test_the_cheaper_way_is_taken_by_the_rates_measured(us_per_block: int, num_k
     assert preemption.num_kept_blocks(long_sequence(), 10, with_host_blocks(64)) == num_kept
 
 
+@pytest.mark.parametrize(
+    ("mode", "block_copy_us", "skips"),
+    [("auto", 1500, False), ("auto", 1700, True), ("recompute", 1700, True), ("swap", 1700, False)],
+)
+def test_a_prefix_in_host_memory_is_left_there_if_computing_it_is_faster(
+    mode: PreemptionMode, block_copy_us: int, skips: bool
+) -> None:
+    """A block of 16 tokens at 10,000 a second takes 1.6 ms."""
+    preemption = preemption_of(mode)
+    preemption.cost.on_step(step(transfer_us=4 * block_copy_us), 0, 1, num_copied_blocks=4)
+    assert not preemption.skips_host_prefixes, "prompts have not been measured"
+    preemption.cost.on_step(step(compute_us=10_000), num_prefill_tokens=100, num_tokens=100, num_copied_blocks=0)
+    assert preemption.cost.compute_s == pytest.approx(0.0016)
+    assert preemption.cost.copy_s == pytest.approx(block_copy_us * 1e-6)
+    assert preemption.skips_host_prefixes == skips
+
+
 def test_later_measurements_count_for_a_tenth_and_decodes_say_nothing_of_prompts() -> None:
     cost = preemption_of("auto").cost
     for compute_us in (10_000, 20_000):

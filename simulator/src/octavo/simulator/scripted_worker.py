@@ -80,6 +80,8 @@ class ScriptedWorker:
         self.num_transferred_blocks = {TransferDirection.TO_HOST: 0, TransferDirection.TO_DEVICE: 0}
         self._host_memory = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
         self._copies: dict[int, _Copy] = {}
+        self.block_copy_us = 20
+        """What it tells that a copy took. Every step takes 1,000."""
         self._chance = chance or Random(0)
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -120,7 +122,9 @@ class ScriptedWorker:
         num_copied = sum(self._end(transfer_id) for transfer_id in finished)
         self._check_groups(plan)
         token_ids, logprobs = self._run_rows(plan)
-        return StepResult(plan.step_id, token_ids, logprobs, 1000, 0, finished, transfer_us=20 * num_copied)
+        return StepResult(
+            plan.step_id, token_ids, logprobs, 1000, 0, finished, transfer_us=self.block_copy_us * num_copied
+        )
 
     def _begin_to_host(self, transfer: Transfer, generations: list[int]) -> None:
         for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):

@@ -110,6 +110,8 @@ class Simulation:
                 self._submit(self._traffic.draw())
             if dice.random() < 0.15:
                 self._submit_branch()
+            if dice.random() < 0.15:
+                self._submit_turn()
         if dice.random() < 0.15:
             self._abort()
         if dice.random() < 0.05:
@@ -135,6 +137,11 @@ class Simulation:
         """Of a request that lives or may be kept; or that was never kept, and is not to be found."""
         if (parent := self._any_request()) and (drawn := self._traffic.draw_branch(parent)):
             self._submit(*drawn)
+
+    def _submit_turn(self) -> None:
+        if (before := self._any_request()) and (drawn := self._traffic.draw_turn(before)):
+            self.cluster.events["next turn"] += 1
+            self._submit(drawn)
 
     def _abort(self) -> None:
         gateway = self._dice.choice(self.cluster.gateways)

@@ -50,6 +50,7 @@ EVENTS = (
     "host tier copy",
     "beam search",
     "branch",
+    "next turn",
     "aborted",
     "forgotten",
     "submitted again",

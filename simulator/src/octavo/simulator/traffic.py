@@ -75,6 +75,19 @@ class Traffic:
         point = BranchPoint(parent.submit.request_id, choice_index, len(shared))
         return self._submit(prompt, self._params(num_left), parent.submit.cache_salt, point), shared
 
+    def draw_turn(self, before: ClientRequest) -> Submit | None:
+        """A request whose prompt goes on from what a client has got of another one, as the next turn of a chat does.
+
+        None if that fills the model's length.
+        """
+        dice = self._dice
+        whole = (*before.start, *dice.choice(before.choices).tokens)
+        prompt = whole + _tokens(dice.randrange(0, 4), dice.randrange(50))
+        num_left = self._max_len - len(prompt)
+        if num_left < 1:
+            return None
+        return self._submit(prompt, self._params(num_left), before.submit.cache_salt, None)
+
     def _submit(
         self, prompt: tuple[int, ...], params: SamplingParams, salt: bytes, branch: BranchPoint | None
     ) -> Submit:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.kv import Admission, Admitted, PrefixMiss, Verdict, WaitReason
+from octavo.common.messages.kv import Admission, Admitted, MissReason, PrefixMiss, Verdict, WaitReason
 from octavo.kvmanager.arrivals import STEP_TOKENS, ArrivalBook, Arrived
 from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
@@ -69,9 +69,12 @@ class AdmissionControl:
         """The first of this message that was told HASHING."""
         self._num_lookups = 0
         self._num_missing_blocks = 0
+        self._skips_host = False
 
-    def admit(self, admissions: Sequence[Admission], is_blocked: bool = False) -> AdmissionRound:
-        """Serve in order; all have to wait if `is_blocked`.
+    def admit(
+        self, admissions: Sequence[Admission], is_blocked: bool = False, *, skips_host: bool = False
+    ) -> AdmissionRound:
+        """Serve in order; all have to wait if `is_blocked`. `skips_host`: blocks in host memory are computed again.
 
         Raises ProtocolError for a sequence that holds a table or has no tokens.
         """
@@ -79,6 +82,7 @@ class AdmissionControl:
         self._num_hashable_blocks = STEP_TOKENS // self._hasher.block_size
         self._num_lookups = self._num_missing_blocks = 0
         self._unhashed = None
+        self._skips_host = skips_host
         for admission in admissions:
             arrived = self._arrived(admission)
             num_positions = max(arrived.chain.num_tokens, admission.num_table_tokens)
@@ -145,14 +149,26 @@ class AdmissionControl:
         if is_slab and not self._blocks.put_run_first(num_new_blocks):
             return _later(admission, WaitReason.NO_BLOCKS)
         run = self._tier.find_run(chain, len(hits), num_findable)
-        return self._give_table(sequence_id, chain, hits, run, num_new_blocks)
+        num_slower = len(run) if self._skips_host else 0
+        return self._give_table(sequence_id, chain, hits, [] if num_slower else run, num_new_blocks, num_slower)
 
     def _give_table(
-        self, sequence_id: int, chain: TokenChain, hits: list[int], run: list[int], num_new_blocks: int
+        self,
+        sequence_id: int,
+        chain: TokenChain,
+        hits: list[int],
+        run: list[int],
+        num_new_blocks: int,
+        num_slower_blocks: int,
     ) -> Admitted:
-        """It fits: the blocks found on the device, then those that come from the host, then new ones to compute."""
+        """It fits: the blocks found on the device, then those that come from the host, then new ones to compute.
+
+        `num_slower_blocks`: of the latter, the first ones, which the host has and which are not copied.
+        """
         num_found, block_size = len(hits) + len(run), self._hasher.block_size
-        misses = self._blocks.history.misses(chain.keys, num_found, self._tables.flights)
+        misses = self._blocks.history.misses(chain.keys, num_found + num_slower_blocks, self._tables.flights)
+        if num_slower_blocks:
+            misses.insert(0, PrefixMiss(MissReason.SLOWER_TIER, num_slower_blocks))
         table = self._tables.create(sequence_id, chain, hits, num_new_blocks, len(run))
         transfer_id = self._tier.restore(sequence_id, len(hits), run)
         self._arrivals.forget(sequence_id)

@@ -144,7 +144,9 @@ class Pool:
         for arrival in request.arrivals:
             self._arrive(arrival)
         swap_ins = self.tier.swap_in(request.swap_ins)
-        admissions = self._admissions.admit(request.admissions, swap_ins.is_blocked)
+        admissions = self._admissions.admit(
+            request.admissions, swap_ins.is_blocked, skips_host=request.skips_host_prefixes
+        )
         num_missing = swap_ins.num_missing_blocks + admissions.num_missing_blocks + _num_refused(forked)
         credit_ids = [] if num_missing else self.blocks.grant(self._num_grantable(request.credit_target))
         num_granted = len(self.blocks.granted)

@@ -39,6 +39,8 @@ class BlockAccount:
         self.block_size = block_size
         self.counts = PoolCounts(free=num_blocks, granted=0, active=0, cached=0, quarantined=0)
         """The pool as of the last reply."""
+        self.skips_host_prefixes = False
+        """Told with admissions: computing prefix blocks costs less than copying them from host memory."""
         self.open_forks: dict[int, Fork] = {}
         """Not answered, by child."""
         self._credits: deque[tuple[int, int]] = deque()
@@ -230,6 +232,7 @@ class BlockAccount:
             swap_ins=self._swap_ins,
             arrivals=self._take_arrivals(),
             last_reply_no=self._num_replies,
+            skips_host_prefixes=self.skips_host_prefixes and bool(self._admissions),
         )
         self._next_message_no += 1
         self._told_step = acknowledged_step

@@ -65,7 +65,7 @@ class SchedulerConfig(ServiceConfig):
 
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """What becomes of a sequence whose blocks others need. `auto`: what costs less by the rates measured; `swap`: host
-    memory, as long as it has room."""
+    memory, as long as it has room, and prefixes come back from there whatever that costs."""
 
     min_progress: int = Field(default=16, ge=1)
     """Tokens that a sequence samples between two preemptions, if any other can be preempted instead."""

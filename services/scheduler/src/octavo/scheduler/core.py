@@ -28,6 +28,7 @@ from octavo.scheduler.forks import Forks
 from octavo.scheduler.pipeline import Pipeline
 from octavo.scheduler.places import Places
 from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.preemption_cost import PreemptionCost
 from octavo.scheduler.relief import Relief
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.request_records import WaitCause
@@ -111,6 +112,11 @@ class SchedulerCore:
         return self._life.pool.account if self._life else None
 
     @property
+    def cost(self) -> PreemptionCost | None:
+        """What blocks cost on the present worker."""
+        return self._life.preemption.cost if self._life else None
+
+    @property
     def oldest_launch_at(self) -> float | None:
         """When the oldest step on its way was launched."""
         return self._life.pool.steps.oldest_launch_at if self._life else None
@@ -132,11 +138,12 @@ class SchedulerCore:
         limit = min(settings.max_num_batched_tokens or max_num_batched_tokens, max_num_batched_tokens)
         pool = WorkerPool(model, num_blocks)
         preemption = Preemption(settings.preemption, model.block_size, pool.swapping)
+        log.cost = preemption.cost
         forks = Forks(pool, places, requests, log, self.stats)
         admissions = Admissions(settings, limit, pool, places, requests, forks, log, stats)
         relief = Relief(preemption, pool, places, requests, forks, admissions, log, stats)
         results = StepResults(
-            pool, places, requests, forks, relief, preemption.cost, log, stats, publishes=settings.prefix_cache
+            pool, places, requests, forks, relief, preemption, log, stats, publishes=settings.prefix_cache
         )
         pipeline = Pipeline(settings, limit, pool, places, forks, admissions, relief, stats)
         return PoolLife(pool, forks, admissions, relief, results, pipeline, preemption)

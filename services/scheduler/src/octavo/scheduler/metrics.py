@@ -51,6 +51,15 @@ class SchedulerCollector(Collector):
             ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
         ):
             yield CounterMetricFamily(name, text, value=total)
+        if core.cost is not None:
+            copying = GaugeMetricFamily("octavo_block_copy_seconds", "To copy a KV block between device and host.")
+            computing = GaugeMetricFamily("octavo_block_compute_seconds", "To compute a KV block of a prompt.")
+            if core.cost.knows_link:
+                copying.add_metric([], core.cost.copy_s)
+            if core.cost.knows_prefill:
+                computing.add_metric([], core.cost.compute_s)
+            yield copying
+            yield computing
         preemptions = CounterMetricFamily(
             "octavo_preemptions", "Sequences whose blocks were taken away, by what became of them.", labels=["kind"]
         )
@@ -76,6 +85,19 @@ class SchedulerCollector(Collector):
         for wait_cause, seconds in core.log.wait_s.items():
             waited.add_metric([wait_cause], seconds)
         yield waited
+        yield CounterMetricFamily(
+            "octavo_preempted_tokens_computed_again",
+            "Tokens that preempted sequences computed twice.",
+            core.log.num_tokens_again,
+        )
+        cost = CounterMetricFamily(
+            "octavo_preemption_cost_seconds",
+            "Time to copy or to compute again what preemption took, by the rates measured; counted when it is back.",
+            labels=["kind"],
+        )
+        for kind, seconds in core.log.preemption_cost_s.items():
+            cost.add_metric([kind], seconds)
+        yield cost
         blocks_found = CounterMetricFamily(
             "octavo_prefix_blocks", "Blocks of admitted sequences by what the cache had of them.", labels=["outcome"]
         )

@@ -36,6 +36,11 @@ class Preemption:
         self._settings = settings
         self._swapping = swapping
 
+    @property
+    def skips_host_prefixes(self) -> bool:
+        """Prefix blocks in host memory are to be computed again. With `swap`, host memory is used whatever it costs."""
+        return self._settings.mode != "swap" and self.cost.host_is_slower
+
     def victim(self, running: Iterable[Sequence]) -> Sequence | None:
         return choose_victim(running, self._settings.min_progress)
 

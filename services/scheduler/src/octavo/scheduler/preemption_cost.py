@@ -1,4 +1,4 @@
-"""What it costs to take a sequence's blocks away: by copy to host memory and back, or by computing them again."""
+"""What blocks cost: to copy them to host memory and back, or to compute them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class PreemptionCost:
         self.blocks_per_s = INITIAL_BLOCKS_PER_S
         self.knows_link = False
         """A copy has been measured."""
-        self._knows_prefill = False
+        self.knows_prefill = False
+        """A step of prompts has been measured."""
 
     def on_step(self, result: StepResult, num_prefill_tokens: int, num_tokens: int, num_copied_blocks: int) -> None:
         """A step computed `num_tokens`, of which `num_prefill_tokens` are of prompts, and copies of blocks ended."""
@@ -35,9 +36,24 @@ class PreemptionCost:
             self.knows_link = True
         compute_s = result.compute_us * 1e-6
         if num_prefill_tokens >= max(_MIN_PREFILL_TOKENS, num_tokens // 2) and compute_s > 0:
-            weight = _WEIGHT if self._knows_prefill else 1.0
+            weight = _WEIGHT if self.knows_prefill else 1.0
             self.prefill_tokens_per_s += weight * (num_tokens / compute_s - self.prefill_tokens_per_s)
-            self._knows_prefill = True
+            self.knows_prefill = True
+
+    @property
+    def copy_s(self) -> float:
+        """Of one block, one way."""
+        return 1 / self.blocks_per_s
+
+    @property
+    def compute_s(self) -> float:
+        """Of the tokens of one block, in a prompt."""
+        return self._block_size / self.prefill_tokens_per_s
+
+    @property
+    def host_is_slower(self) -> bool:
+        """It has been measured that a block is computed in less time than it is copied."""
+        return self.knows_link and self.knows_prefill and self.compute_s < self.copy_s
 
     def of_recompute(self, num_computed_tokens: int) -> float:
         """To compute so many positions again."""

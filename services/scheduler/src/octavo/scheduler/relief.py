@@ -33,6 +33,8 @@ class Relief:
     ) -> None:
         self.has_starved = False
         """A decode was left out of the plan that was made last, for want of a block, and nobody has given way since."""
+        self._starved: list[Sequence] = []
+        """As the log was told."""
         self._preemption = preemption
         self._pool = pool
         self._places = places
@@ -47,6 +49,19 @@ class Relief:
     def note_starved(self, num_starved: int) -> None:
         """So many decodes were left out of the plan that was made last."""
         self.has_starved = num_starved > 0
+        if num_starved or self._starved:
+            self._log_starved()
+
+    def _log_starved(self) -> None:
+        running, block_size = self._pool.running.values(), self._pool.account.block_size
+        starved = [sequence for sequence in running if sequence.lacks_block(block_size)] if self.has_starved else []
+        for sequence in starved:
+            if sequence not in self._starved:
+                self._log.waits(sequence, WaitCause.NO_CREDIT)
+        for sequence in self._starved:
+            if sequence not in starved:
+                self._log.no_longer_starves(sequence)
+        self._starved = starved
 
     def preempt_if_dry(self) -> None:
         if self.has_starved and self._pool.account.is_dry:
@@ -91,7 +106,8 @@ class Relief:
             self._stats.num_preemptions_by_kind["recompute"] += 1
             self._places.leave(victim, SequenceState.WAITING)
             return
-        self._log.preempted(victim, "no_blocks", "swap", WaitCause.SWAPPED)
+        num_swapped = len(victim.block_table) - num_kept
+        self._log.preempted(victim, "no_blocks", "swap", WaitCause.SWAPPED, num_swapped)
         self._stats.num_preemptions_by_kind["partial_swap" if num_kept else "swap"] += 1
         self._places.swap_out(victim, num_kept)
 

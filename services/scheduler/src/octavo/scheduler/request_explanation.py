@@ -6,6 +6,8 @@ from typing import Any
 
 from octavo.common.messages.kv import MissReason
 from octavo.scheduler.request_records import (
+    HIT_HOST,
+    SLOWER_TIER,
     AdmissionRecord,
     Miss,
     PreemptionRecord,
@@ -89,6 +91,9 @@ class _Explanation:
             "num_blocks": admission.num_blocks,
             "blocks": outcomes,
         }
+        if admission.block_costs is not None and (outcomes.keys() & {HIT_HOST, SLOWER_TIER}):
+            copy_s, compute_s = admission.block_costs
+            found["block_copy_s"], found["block_compute_s"] = round(copy_s, 9), round(compute_s, 9)
         evictors = [evictor for miss in admission.misses if (evictor := self._evictor(miss))]
         if evictors:
             found["evicted_by"] = evictors
@@ -106,7 +111,9 @@ class _Explanation:
             "kind": preemption.kind,
             "num_computed_tokens": preemption.num_computed_tokens,
             "num_blocks": preemption.num_blocks,
+            "num_swapped_blocks": preemption.num_swapped_blocks,
             "num_tokens_computed_again": preemption.num_tokens_again,
+            "cost_s": None if preemption.cost_s is None else round(preemption.cost_s, 6),
             "back_after_s": None if back_at is None else round(back_at - preemption.at, 6),
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 from octavo.common.errors import OctavoError
 from octavo.common.messages.generation import FinishReason, Submit
 from octavo.common.messages.kv import Admitted, MissReason
+from octavo.scheduler.preemption_cost import PreemptionCost
 from octavo.scheduler.request_records import (
     BLOCK_OUTCOMES,
     AdmissionRecord,
@@ -37,6 +38,12 @@ class RequestLog:
         """Waits that are over, of all sequences, in seconds."""
         self.prefix_blocks = dict.fromkeys(BLOCK_OUTCOMES, 0)
         """Blocks of all admissions by what became of them."""
+        self.cost: PreemptionCost | None = None
+        """What blocks cost on the present worker."""
+        self.num_tokens_again = 0
+        """Tokens that preempted sequences computed a second time."""
+        self.preemption_cost_s = {"recompute": 0.0, "swap": 0.0}
+        """What is known of the cost of preemptions, by kind."""
         self._num_ended_kept = num_ended_kept
         self._by_id: dict[str, RequestRecord] = {}
         """Of several requests of one id, the last."""
@@ -93,15 +100,20 @@ class RequestLog:
 
     def runs(self, sequence: Sequence) -> None:
         """It has blocks, without having looked for a prefix: a fork, or back from host memory."""
-        self._note(self._waits, sequence.sequence_id, None)
+        self._note(self._runs, sequence.sequence_id)
+
+    def no_longer_starves(self, sequence: Sequence) -> None:
+        """Its row sat out for want of a block: there is one, or it has given way."""
+        self._note(self._no_longer_starves, sequence.sequence_id)
 
     def pool_is_back(self) -> None:
         self._note(self._pool_is_back)
 
-    def preempted(self, sequence: Sequence, why: str, kind: str, cause: WaitCause) -> None:
+    def preempted(self, sequence: Sequence, why: str, kind: str, cause: WaitCause, num_swapped_blocks: int = 0) -> None:
         """To be told while the sequence still has what it loses, if anything; afterwards it waits for `cause`."""
         num_computed, num_blocks = sequence.num_computed_tokens, len(sequence.block_table)
-        self._note(self._preempted, sequence.sequence_id, why, kind, num_computed, num_blocks, cause)
+        preemption = PreemptionRecord(0.0, why, kind, num_computed, num_blocks, num_swapped_blocks)
+        self._note(self._preempted, sequence.sequence_id, preemption, cause)
 
     def token_came(self, sequence: Sequence) -> None:
         """The first token since it got its blocks."""
@@ -163,6 +175,27 @@ class RequestLog:
         if own := self._alive(sequence_id):
             self._change_wait(own, cause, now)
 
+    def _runs(self, now: float, sequence_id: int) -> None:
+        if own := self._alive(sequence_id):
+            self._change_wait(own, None, now)
+            self._has_blocks_again(own, None)
+
+    def _no_longer_starves(self, now: float, sequence_id: int) -> None:
+        own = self._alive(sequence_id)
+        if own is not None and own.waits_for is WaitCause.NO_CREDIT:
+            self._change_wait(own, None, now)
+
+    def _has_blocks_again(self, own: SequenceRecord, num_cached_tokens: int | None) -> None:
+        """`num_cached_tokens`: what it need not compute; None for all that it had."""
+        if not own.preemptions or own.preemptions[-1].num_tokens_again is not None:
+            return
+        lost = own.preemptions[-1]
+        lost.num_tokens_again = 0 if num_cached_tokens is None else max(0, lost.num_computed_tokens - num_cached_tokens)
+        self.num_tokens_again += lost.num_tokens_again
+        if self.cost is not None:
+            lost.cost_s = self.cost.of_swap(lost.num_swapped_blocks) + self.cost.of_recompute(lost.num_tokens_again)
+            self.preemption_cost_s[lost.kind] += lost.cost_s
+
     def _pool_is_back(self, now: float) -> None:
         for record in self._live.values():
             for own in [*record.sequences, *record.unlisted.values()]:
@@ -199,15 +232,14 @@ class RequestLog:
             num_host_hits=num_host_hits,
             has_tail=num_tokens % block_size > 0,
             misses=tuple([self._miss(own, m.reason, m.num_blocks, m.evicted_by) for m in admitted.misses]),
+            block_costs=(cost.copy_s, cost.compute_s) if (cost := self.cost) and cost.knows_link else None,
         )
         for outcome, count in admission.outcomes().items():
             self.prefix_blocks[outcome] += count
         own.num_admissions += 1
         if len(own.admissions) < MAX_EVENTS:
             own.admissions.append(admission)
-        if own.preemptions and own.preemptions[-1].num_tokens_again is None:
-            lost = own.preemptions[-1]
-            lost.num_tokens_again = max(0, lost.num_computed_tokens - admitted.num_cached_tokens)
+        self._has_blocks_again(own, admitted.num_cached_tokens)
 
     def _miss(self, own: SequenceRecord, reason: MissReason, num_blocks: int, evicted_by: int) -> Miss:
         evictor = self._sequences.get(evicted_by) if evicted_by else None
@@ -215,18 +247,17 @@ class RequestLog:
             return Miss(reason, num_blocks, None, evictor_is_own=False)
         return Miss(reason, num_blocks, evictor.request.request_id, evictor.request.salt == own.request.salt)
 
-    def _preempted(
-        self, now: float, sequence_id: int, why: str, kind: str, num_computed: int, num_blocks: int, cause: WaitCause
-    ) -> None:
+    def _preempted(self, now: float, sequence_id: int, preemption: PreemptionRecord, cause: WaitCause) -> None:
         own = self._alive(sequence_id)
         if own is None:
             return
         self._change_wait(own, cause, now)
-        if not num_blocks:
+        if not preemption.num_blocks:
             return
+        preemption.at = now
         own.num_preemptions += 1
         if len(own.preemptions) < MAX_EVENTS:
-            own.preemptions.append(PreemptionRecord(now, why, kind, num_computed, num_blocks))
+            own.preemptions.append(preemption)
 
     def _token_came(self, now: float, sequence_id: int) -> None:
         own = self._alive(sequence_id)

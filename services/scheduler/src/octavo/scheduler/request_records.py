@@ -18,6 +18,7 @@ class WaitCause(enum.StrEnum):
     NO_BLOCKS = "no_blocks"  # too few blocks in the pool
     IN_FLIGHT_PREFIX = "in_flight_prefix"  # another sequence is computing its next block
     HASHING = "hashing"  # its tokens are not hashed yet
+    NO_CREDIT = "no_credit"  # it has its slot, and its row sits out for want of one more block
     SWAPPED = "swapped"  # its blocks are in host memory
     POOL_LOST = "pool_lost"  # the worker or the KV manager is away
 
@@ -36,6 +37,7 @@ _CAUSES = {
 }
 
 HIT_DEVICE, HIT_HOST = "hit_device", "hit_host"
+SLOWER_TIER = MissReason.SLOWER_TIER.name.lower()
 TAIL_NOT_FULL = "tail_not_full"
 UNEXPLAINED = "unexplained"
 """Missed, and the KV manager gave no reason."""
@@ -74,6 +76,8 @@ class AdmissionRecord:
     has_tail: bool
     """The last block is not full."""
     misses: tuple[Miss, ...]
+    block_costs: tuple[float, float] | None = None
+    """Seconds to copy a block from host memory and to compute it, as measured by then; None before any copy."""
 
     @property
     def num_unexplained(self) -> int:
@@ -101,8 +105,12 @@ class PreemptionRecord:
     num_computed_tokens: int
     """Tokens whose K and V it had."""
     num_blocks: int
+    num_swapped_blocks: int = 0
+    """Copied to host memory, to come back from there."""
     num_tokens_again: int | None = None
     """Tokens that it had to compute a second time; None until it has blocks again."""
+    cost_s: float | None = None
+    """Seconds of its copies and of computing again, by the rates of the worker; None until it has blocks again."""
     back_at: float | None = None
     """When it gave a token again."""
 

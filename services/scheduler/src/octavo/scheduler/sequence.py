@@ -180,6 +180,14 @@ class Sequence:
         """Positions that could be computed next; 1 is a decode."""
         return len(self.token_ids) + self.num_pending_samples - self.num_launched_tokens
 
+    def lacks_block(self, block_size: int) -> bool:
+        """It could be decoded if its table had one more block."""
+        return (
+            self.state is SequenceState.RUNNING
+            and self.num_launched_tokens >= len(self.block_table) * block_size
+            and self.num_tokens_ahead < self.request.max_len
+        )
+
     def cut_output(self, num_output_tokens: int) -> None:
         """Forget what was sampled after so many output tokens. The sequence gets no further row."""
         del self.token_ids[self.request.num_prompt_tokens + num_output_tokens :]

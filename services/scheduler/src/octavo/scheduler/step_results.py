@@ -11,7 +11,7 @@ from octavo.scheduler.beam_progress import BeamProgress
 from octavo.scheduler.forks import Forks
 from octavo.scheduler.launcher import LaunchedStep
 from octavo.scheduler.places import Places
-from octavo.scheduler.preemption_cost import PreemptionCost
+from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.relief import Relief
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.requests import Requests
@@ -33,7 +33,7 @@ class StepResults:
         requests: Requests,
         forks: Forks,
         relief: Relief,
-        cost: PreemptionCost,
+        preemption: Preemption,
         log: RequestLog,
         stats: SchedulerStats,
         *,
@@ -45,7 +45,7 @@ class StepResults:
         self._requests = requests
         self._forks = forks
         self._relief = relief
-        self._cost = cost
+        self._preemption = preemption
         self._log = log
         self._stats = stats
         self._beams = BeamProgress(places, requests, forks, log)
@@ -86,7 +86,8 @@ class StepResults:
         """What the step tells of rates, and of copies that sequences wait for."""
         finished = result.finished_transfers if result.step_id > self._pool.steps.barrier else []
         ready, num_copied = self._pool.swapping.on_finished(finished)
-        self._cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
+        self._preemption.cost.on_step(result, step.num_prefill_tokens, step.num_tokens, num_copied)
+        self._pool.account.skips_host_prefixes = self._preemption.skips_host_prefixes
         for sequence in ready:
             self._log.runs(sequence)
             self._pool.run(sequence)

@@ -189,6 +189,7 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
         ],
         swap_ins=[pb.SwapIn(sequence_id=item.sequence_id, num_tokens=item.num_tokens) for item in step.swap_ins],
         last_reply_no=step.last_reply_no,
+        skips_host_prefixes=step.skips_host_prefixes,
     )
 
 
@@ -234,6 +235,7 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
         swap_outs=[SwapOut(item.sequence_id, item.num_kept_blocks, item.last_step) for item in step.swap_outs],
         swap_ins=[SwapIn(item.sequence_id, item.num_tokens) for item in step.swap_ins],
         last_reply_no=step.last_reply_no,
+        skips_host_prefixes=step.skips_host_prefixes,
     )
 
 

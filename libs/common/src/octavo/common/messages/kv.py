@@ -212,6 +212,8 @@ class KvRequest:
     """Applied before admissions, in the order in which they should be served."""
     last_reply_no: int = 0
     """Replies up to it have arrived; they need not be kept."""
+    skips_host_prefixes: bool = False
+    """Prefix blocks in host memory are not restored for these admissions: to compute them costs less, as measured."""
 
 
 class WaitReason(enum.IntEnum):
@@ -234,6 +236,7 @@ class MissReason(enum.IntEnum):
     IN_FLIGHT = 5  # being computed by another sequence, and not waited for
     LAST_TOKEN = 6  # stored, but a token must be left to compute logits from
     FLUSHED = 7
+    SLOWER_TIER = 8  # in host memory, and computed in less time than it is copied
 
 
 @dataclass(frozen=True, slots=True)
