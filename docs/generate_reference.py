@@ -31,7 +31,10 @@ from octavo.gateway.openai_schema import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    JsonSchemaFormat,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
 )
 from octavo.gateway.responses_schema import ResponsesRequest
 from octavo.gateway.tokenizer_schema import TokenizeRequest
@@ -211,6 +214,9 @@ def _metric_rows(metrics: Iterable[tuple[Any, Any]]) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "choice of a token": lambda: inspect.getdoc(GenerationRequest).split("\n\n", 1)[1] + "\n",
     "fields of both": lambda: request_fields(GenerationRequest),
+    "fields of structured outputs": lambda: request_fields(StructuredOutputs),
+    "fields of response format": lambda: request_fields(ResponseFormat),
+    "fields of json schema": lambda: request_fields(JsonSchemaFormat),
     "fields of completions": lambda: request_fields(CompletionRequest, GenerationRequest),
     "fields of branch": lambda: request_fields(BranchOptions),
     "fields of chat": lambda: request_fields(ChatRequest, GenerationRequest),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import llguidance
 import pytest
 import torch
 
 from octavo.common.messages.kv import BlockCopy
-from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
+from octavo.common.messages.step import NOT_READY, OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
 from octavo.common.messages.token_rules import TokenRules
+from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
 from octavo.worker.model_runner import Runner
 from octavo.worker.models.model_folder import open_model
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
+from support.small_tokenizer import byte_level_json, byte_level_tokenizer
 from support.tiny_models import ARCHITECTURES, OF_TRANSFORMERS, prompt_of, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -142,6 +146,38 @@ def test_rules_hold_for_each_draw_of_a_prompt(folder_of: Callable[[str], Path]) 
 
     assert drawn[0] not in (40, 41, 42)
     assert set(drawn[1:]) == {40, 41, 42}
+
+
+def test_rows_with_a_grammar_follow_it_beside_rows_of_graphs(tmp_path: Path) -> None:
+    """Each row brings its token; one whose mask is not ready yet is sent again."""
+    save_tiny_model("llama", tmp_path, vocab_size=512, eos_token_id=1)
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    runner, prompt = make_gpu_runner(tmp_path), prompt_of(20)
+    runner.use_grammars(Grammars(tmp_path / "tokenizer.json", 512, [1]))
+    grammar = llguidance.LLMatcher.grammar_from_regex("[ab]{6}")
+    rules = SlotRules(TokenRules(grammar=grammar), tuple(prompt), (), (1,))
+    plan = StepPlan(
+        step_id=1,
+        opened_slots=[opening(0, rules=rules), opening(1)],
+        table_deltas=[TableDelta(0, 0, (6, 2), (1, 1)), TableDelta(1, 0, (3, 4), (1, 1))],
+        slots=[0, 1],
+        starts=[0, 0],
+        lengths=[20, 20],
+        flags=[SAMPLE, SAMPLE],
+        token_ids=[*prompt, *prompt],
+    )
+    output: list[int] = []
+    for step_id in range(2, 200):
+        drawn = runner.execute(plan).token_ids[0]
+        if drawn != NOT_READY:
+            output.append(drawn)
+        if drawn == 1:
+            break
+        last = [*prompt, *output][-1]
+        start = 19 + len(output)
+        plan = StepPlan(step_id=step_id, slots=[0], starts=[start], lengths=[1], flags=[SAMPLE], token_ids=[last])
+
+    assert re.fullmatch("[ab]{6}", byte_level_tokenizer().decode(output[:-1]))
 
 
 def opening(slot: int, **settings: object) -> OpenSlot:

@@ -86,8 +86,8 @@ async def running_gateway(
     """Ready when entered; stopped in order when left."""
     model = ModelInfo("m", max_model_len, VOCAB_SIZE, (EOS_ID,), max_num_seqs=32, block_size=16)
     scheduler = ScriptedScheduler(model, script, step_s)
-    settings = {"drain_grace_s": 0.0, **settings}
-    config = GatewayConfig(model=Path(), scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
+    settings = {"drain_grace_s": 0.0, "model": Path(), **settings}
+    config = GatewayConfig(scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
     client = SchedulerClient(
         scheduler.connect, queue_timeout_s=config.queue_timeout_s, token_timeout_s=config.token_timeout_s
     )

@@ -36,6 +36,7 @@ def few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 token_rules = st.builds(
     TokenRules,
+    grammar=text,
     allowed_token_ids=ids,
     bad_words=few(st.lists(index, max_size=3).map(tuple)).map(tuple),
     min_tokens=index,

@@ -98,7 +98,6 @@ def test_options_we_do_not_offer_pass_where_they_change_nothing(fields: dict[str
         ("echo", True),
         ("echo", 0),
         ("prompt_logprobs", -1),
-        ("guided_json", {"$ref": "#"}),
     ],
 )
 def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value: Any) -> None:
@@ -110,7 +109,6 @@ def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value:
     ("name", "value"),
     [
         ("chat_template", "{% for a in range(999) %}{% endfor %}"),
-        ("response_format", {"type": "json_object"}),
         ("echo", True),
     ],
 )

@@ -26,6 +26,7 @@ from octavo.gateway import (
 )
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError, error_response, report_of, report_of_status
 from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import RequestContextMiddleware
@@ -38,6 +39,7 @@ from octavo.gateway.tokenization import ModelTokenizer
 def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> FastAPI:
     """The gateway as an application. Its lifespan runs the client."""
     store = _response_store(config)
+    checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
     admin = SchedulerAdmin(config.scheduler_admin) if config.scheduler_admin else None
 
     @contextlib.asynccontextmanager
@@ -50,6 +52,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
             with contextlib.suppress(asyncio.CancelledError):
                 await running
             await store.close()
+            await checker.close()
             if admin is not None:
                 await admin.close()
 
@@ -59,8 +62,8 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.add_exception_handler(FieldError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)
-    app.include_router(completions.router(config, client, tokenizer))
-    chats = ChatPreparation(config, client, tokenizer)
+    app.include_router(completions.router(config, client, tokenizer, checker))
+    chats = ChatPreparation(config, client, tokenizer, checker)
     app.include_router(chat.router(config, chats, tokenizer.pieces))
     app.include_router(responses.router(config, chats, store))
     app.include_router(anthropic_messages.router(config, chats))

@@ -16,10 +16,12 @@ from octavo.gateway.choice_output import OutputRules
 from octavo.gateway.completions import output_rules
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.generation_response import AnswerFormat, GenerationJob, GenerationResponse
+from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tool_choice import tool_use
 
@@ -39,8 +41,10 @@ class PreparedChat:
 class ChatPreparation:
     """Knows the model; one for all requests."""
 
-    def __init__(self, config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> None:
-        self._config, self._client, self._tokenizer = config, client, tokenizer
+    def __init__(
+        self, config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer, checker: GrammarChecker
+    ) -> None:
+        self._config, self._client, self._tokenizer, self._checker = config, client, tokenizer, checker
         self._answers = model_answers(config, tokenizer.chat_template)
 
     @property
@@ -52,6 +56,7 @@ class ChatPreparation:
         """Raises FieldError and OctavoError for a request that cannot be served."""
         model = served_model(self._client, request.model)
         options = check_options(request, 1, self._config, model, self._tokenizer)
+        options = await with_grammar(options, request, model, self._config, self._checker)
         token_ids, reading = await self._encode(request)
         return PreparedChat(
             request,

@@ -15,6 +15,7 @@ from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.generation_response import GenerationJob, GenerationResponse
+from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
@@ -31,6 +32,7 @@ from octavo.gateway.request_context import read_body
 from octavo.gateway.response_ids import COMPLETION_PREFIX
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.stop_strings import StopStrings
+from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
 
 
@@ -111,7 +113,9 @@ class CompletionFormat:
         return top
 
 
-def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> APIRouter:
+def router(
+    config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer, checker: GrammarChecker
+) -> APIRouter:
     """The route."""
     routes = APIRouter()
 
@@ -127,6 +131,7 @@ def router(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelToken
             may_be_long=body.truncate_prompt_tokens is not None,
         )
         options = check_options(body, len(inputs), config, model, tokenizer)
+        options = await with_grammar(options, body, model, config, checker)
         prompts = await _encode(inputs, body, options, model, tokenizer)
         request_id = request.state.request_id
         answer_format = CompletionFormat(request_id, model.model_name, prompts, body, tokenizer.pieces)

@@ -70,6 +70,15 @@ class GatewayConfig(ServiceConfig):
     max_stop_token_ids: int = Field(default=128, gt=0)
     """Stop token ids in one request."""
 
+    max_grammar_bytes: int = Field(default=65536, gt=0)
+    """Size of a schema, pattern or grammar for the output, as JSON."""
+
+    grammar_timeout_s: float = Field(default=1.5, gt=0)
+    """Seconds that compiling one may take before it is refused with 400."""
+
+    grammar_processes: int = Field(default=2, gt=0)
+    """Processes that compile them. They start when the first come."""
+
     max_bad_words: int = Field(default=128, gt=0)
     """`bad_words` in one request, each no longer than a stop string."""
 

@@ -44,6 +44,41 @@ class StreamOptions(RequestBody):
     """Not offered."""
 
 
+class JsonSchemaFormat(RequestBody):
+    """The schema that an answer follows."""
+
+    name: str | None = None
+    """Without effect."""
+    description: str | None = None
+    """Without effect."""
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """Default: any object."""
+    strict: bool | None = None
+    """Without effect: an answer always follows the schema."""
+
+
+class ResponseFormat(RequestBody):
+    """`text`, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(RequestBody):
+    """One of these."""
+
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    """The output is JSON of this schema."""
+    json_object: bool | None = None
+    """The output is any JSON object."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """The output as a whole matches this regular expression."""
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """The output is one of these."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """The output is of this grammar, in Lark's or in GGML's BNF."""
+
+
 class GenerationRequest(RequestBody):
     """What both routes share. null is the default everywhere.
 
@@ -87,6 +122,19 @@ class GenerationRequest(RequestBody):
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
     """Output tokens before the text may end: no ending id is drawn for so many, and no stop string that one of them
     completes counts. At most `max_tokens`. Default 0."""
+    response_format: ResponseFormat | None = None
+    """The output as a whole is JSON, from its first token on. Unless `max_tokens` cuts it off, it ends where it is
+    complete."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same in more forms."""
+    guided_json: dict[str, Any] | str | None = None
+    """An earlier name of `structured_outputs.json`."""
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    """An earlier name of `structured_outputs.regex`."""
+    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """An earlier name of `structured_outputs.choice`."""
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
+    """An earlier name of `structured_outputs.grammar`."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """Same seed, same tokens. Default: a random one per prompt."""
     stop: str | list[str] | None = None

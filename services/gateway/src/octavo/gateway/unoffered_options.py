@@ -24,17 +24,11 @@ IGNORED = frozenset(
 
 _COMMON: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "lora_request": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "vllm_xargs": ({},),
 }
 

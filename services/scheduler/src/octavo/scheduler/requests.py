@@ -110,6 +110,8 @@ class Requests:
 
     def new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
         sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+        rules = request.params.rules
+        sequence.is_host_fed = rules is not None and bool(rules.grammar)
         self._log.arrived(sequence)
         return sequence
 

@@ -193,6 +193,15 @@ class Sequence:
         del self.token_ids[self.request.num_prompt_tokens + num_output_tokens :]
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids))
 
+    def undo_sample(self) -> int:
+        """The sample that is back could not be drawn: its row is launched again. Returns the positions that count.
+
+        No later row of the sequence is on its way.
+        """
+        self.num_pending_samples -= 1
+        self.num_launched_tokens -= 1
+        return self.num_launched_tokens
+
     @property
     def seeds(self) -> tuple[int, ...]:
         """The sequence's own seed first, then those of the choices that it still draws for."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
 
-from octavo.common.errors import NumericError
+from octavo.common.errors import InvalidRequestError, NumericError
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.common.messages.step import StepResult
+from octavo.common.messages.step import GRAMMAR_FAILED, NOT_FINITE, NOT_READY, StepResult
 from octavo.scheduler.beam_progress import BeamProgress
 from octavo.scheduler.forks import Forks
 from octavo.scheduler.launcher import LaunchedStep
@@ -69,6 +69,9 @@ class StepResults:
             if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
                 self._stats.num_wasted_rows += 1
                 continue
+            if num_samples and token_ids[begin_sample] == NOT_READY:
+                end, num_samples = sequence.undo_sample(), 0
+                self._stats.num_wasted_rows += 1
             sequence.num_computed_tokens = end
             if end >= (sequence.num_published_blocks + 1) * block_size:
                 self._pool.account.publish(sequence)
@@ -96,7 +99,10 @@ class StepResults:
         self, sequence: Sequence, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
     ) -> None:
         sequence.num_pending_samples -= 1
-        if -1 in token_ids:
+        if GRAMMAR_FAILED in token_ids:
+            error = InvalidRequestError("the grammar cannot be followed: it is wrong, or needs too much work")
+            self._requests.fail(sequence.request, error)
+        elif NOT_FINITE in token_ids:
             self._requests.fail(sequence.request, NumericError("the model gave logits that are not finite"))
         elif sequence.request.beams is not None:
             self._beams.on_result(sequence, sequence.request.beams, logprobs[0] if logprobs else None)

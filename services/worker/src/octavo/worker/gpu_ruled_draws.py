@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.worker.gpu_batch import NUM_DRAW_COLUMNS, GpuBatch, draw_columns
 from octavo.worker.kernels.sample import sample
+from octavo.worker.logit_rules import take_masks
 from octavo.worker.step_buffer import Int32Array, StepBuffer
 
 
@@ -35,7 +36,13 @@ def redraw(rows: Sequence[DrawnRow], batch: GpuBatch, logits: Tensor, token_ids:
 
     `logits` is [num_rows, vocab_size] and stays as it is; `token_ids` is int32 [num_draws].
     """
-    ruled = [row for row in rows if row.slot in batch.rules]
+    rows = [row for row in rows if row.slot in batch.rules]
+    ruled = []
+    for row, code in zip(rows, take_masks([batch.rules[row.slot] for row in rows]), strict=True):
+        if code:
+            token_ids[row.first_place : row.first_place + len(row.seeds)].fill_(code)
+        else:
+            ruled.append(row)
     if not ruled:
         return
     changed = torch.stack([batch.rules[row.slot].apply(logits[row.logits_row].float(), row.position) for row in ruled])

@@ -26,6 +26,7 @@ from octavo.worker.gpu_batch import (
 )
 from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
 from octavo.worker.gpu_step import PendingLogprobs, StepResults
+from octavo.worker.grammars import Grammars
 from octavo.worker.input_batch import StepLimits
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
@@ -121,6 +122,10 @@ class GpuRunner(Runner):
         rows = 16 * (limits.max_num_seqs + self._batch.max_items())
         tiles = 2 * (limits.max_num_seqs + limits.max_num_batched_tokens)
         return 3 * limits.max_num_batched_tokens + rows + tiles + 9 * self._max_draws + 2 * MAX_TABLE_ENTRIES + 256
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """See Runner."""
+        self._batch.grammars = grammars
 
     @property
     def num_open_slots(self) -> int:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
 from octavo.worker.attention import AttentionMetadata
 from octavo.worker.block_tables import BlockTables
+from octavo.worker.grammars import Grammars
 from octavo.worker.logit_rules import LogitRules
 from octavo.worker.sampler import Draw
 from octavo.worker.shared_runs import shared_runs
@@ -54,13 +55,16 @@ class InputBatch:
         self.has_sampled = [False] * limits.max_num_seqs
         self.rules: dict[int, LogitRules] = {}
         """Of the open slots that have any."""
+        self.grammars: Grammars | None = None
+        """None: slots with a grammar are refused."""
         self._last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
     def reset(self) -> None:
         """Close all slots and forget the pool's contents."""
         self.slots = [None] * len(self.slots)
         self.has_sampled = [False] * len(self.slots)
-        self.rules.clear()
+        for slot in list(self.rules):
+            self._drop_rules(slot)
         self.tables.reset()
 
     def apply(self, plan: StepPlan) -> None:
@@ -72,15 +76,36 @@ class InputBatch:
         """Closes and opens only, and the generations of copies."""
         for slot in plan.closed_slots:
             self.slots[slot] = None
-            self.rules.pop(slot, None)
+            self._drop_rules(slot)
             self.tables.clear(slot)
         for opened in plan.opened_slots:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
             if opened.rules is not None:
-                device = self._last_sampled.device
-                self.rules[opened.slot] = LogitRules(opened.rules, opened.temperature, self.limits.vocab_size, device)
+                self.rules[opened.slot] = self._new_rules(opened, opened.rules)
         self.tables.note_copies(plan.copies)
+        if any(rules.has_grammar for rules in self.rules.values()):
+            self._tell_grammars(plan)
+
+    def _new_rules(self, opened: OpenSlot, rules: SlotRules) -> LogitRules:
+        matcher = None
+        if rules.rules.grammar:
+            assert self.grammars is not None, "check_plan lets no grammar in without"
+            matcher = self.grammars.begin(rules.rules.grammar, rules.output_token_ids)
+        return LogitRules(rules, opened.temperature, self.limits.vocab_size, self._last_sampled.device, matcher)
+
+    def _drop_rules(self, slot: int) -> None:
+        if (rules := self.rules.pop(slot, None)) is not None:
+            rules.close()
+
+    def _tell_grammars(self, plan: StepPlan) -> None:
+        """Early in the step, so that masks are made while the model runs."""
+        end = 0
+        for slot, start, length, flags in zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True):
+            begin, end = end, end + (0 if flags & RowFlag.FED_BY_LAST_SAMPLE else length)
+            rules = self.rules.get(slot)
+            if rules is not None and rules.has_grammar:
+                rules.tell(plan.token_ids[begin:end], start)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows as tensors. At least one row."""
@@ -152,5 +177,5 @@ class InputBatch:
         self._last_sampled.index_copy_(0, inputs.sampled_slots, token_ids.clamp_min(0))
         for draw, slot in enumerate(inputs.sampled_slots.tolist()):
             self.has_sampled[slot] = True
-            if (rules := self.rules.get(slot)) is not None:
-                rules.push(token_ids[draw : draw + 1].clamp_min(0))
+            if (rules := self.rules.get(slot)) is not None and token_ids[draw] >= 0:
+                rules.push(token_ids[draw : draw + 1])

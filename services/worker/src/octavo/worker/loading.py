@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
+from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.kv_scales import calibrate, kv_format
 from octavo.worker.model_runner import ModelRunner, Runner
@@ -64,6 +65,8 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
             kv_scales = calibrate(model)
     runner = _new_runner(config, model, sizes, max_model_len, kv_scales, progress)
     num_blocks = runner.limits.num_blocks
+    eos_token_ids = model.config.eos_token_ids
+    runner.use_grammars(Grammars(config.model / "tokenizer.json", runner.limits.vocab_size, eos_token_ids))
     progress("running a warm-up step")
     runner.warm_up()
     gc.collect()
@@ -82,7 +85,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         max_model_len=max_model_len,
         num_threads=torch.get_num_threads(),
     )
-    served = ServedModel(config.served_name, model.config.eos_token_ids, kv_format(stored, kv_scales))
+    served = ServedModel(config.served_name, eos_token_ids, kv_format(stored, kv_scales))
     return WorkerCore(runner, served)
 
 

@@ -6,12 +6,15 @@ Everything stays on the device: neither `apply` nor `push` asks the host for a v
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.common.messages.step import SlotRules
+from octavo.worker.grammars import WAIT_S, GrammarMatcher
 
 MASKED = -1e30
 """Logit of a token that must not be drawn. Finite, since logits that are not are taken for a fault of the model."""
@@ -20,10 +23,19 @@ _ANY, _NONE = -1, -2  # in place of a token before the start of a bad word, and 
 
 
 class LogitRules:
-    """The rules of one open slot. `temperature` is the slot's."""
+    """The rules of one open slot. `temperature` is the slot's; `matcher` follows its grammar, if it has one."""
 
-    def __init__(self, slot: SlotRules, temperature: float, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        slot: SlotRules,
+        temperature: float,
+        vocab_size: int,
+        device: torch.device,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
         rules = slot.rules
+        self._matcher = matcher
+        self._follows: Tensor | None = None  # bool [vocab_size], of the grammar
         self._rules = rules
         self._temperature = temperature
         self._num_prompt_tokens = len(slot.prompt_token_ids)
@@ -49,9 +61,37 @@ class LogitRules:
         self._last_tokens = self._to_device(np.array(last[len(last) - length :], dtype=np.int64))
         """The end of the output, as long as the longest start of a bad word."""
 
+    @property
+    def has_grammar(self) -> bool:
+        return self._matcher is not None
+
+    def tell(self, token_ids: Sequence[int], start: int) -> None:
+        """Of a slot with a grammar: the input of its next row, from position `start` on."""
+        assert self._matcher is not None
+        num_skipped = max(0, self._num_prompt_tokens - start)
+        if num_skipped < len(token_ids):
+            self._matcher.tell(token_ids[num_skipped:], start + num_skipped - self._num_prompt_tokens)
+
+    def take_mask(self, wait_s: float) -> int:
+        """Before `apply`. Returns 0, or GRAMMAR_FAILED or NOT_READY, and then there is nothing to draw from."""
+        if self._matcher is None:
+            return 0
+        mask = self._matcher.mask(wait_s)
+        if isinstance(mask, int):
+            return mask
+        self._follows = self._to_device(mask)
+        return 0
+
+    def close(self) -> None:
+        """The slot is closed."""
+        if self._matcher is not None:
+            self._matcher.close()
+
     def apply(self, logits: Tensor, position: int) -> Tensor:
         """What the token at `position` is drawn from. `logits`, float32 [vocab_size], stay as they are."""
         rules = self._rules
+        if self._follows is not None:
+            logits = torch.where(self._follows, logits, MASKED)
         if rules.allowed_token_ids:
             logits = _keep(logits, self._is_allowed)
         if rules.bad_words:
@@ -95,6 +135,12 @@ class LogitRules:
     def _to_device(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def take_masks(all_rules: Sequence[LogitRules | None]) -> list[int]:
+    """Before the rules of a step are applied: for each 0, or why nothing can be drawn by them."""
+    deadline = time.monotonic() + WAIT_S
+    return [0 if one is None else one.take_mask(max(0.0, deadline - time.monotonic())) for one in all_rules]
 
 
 def _among(token_ids: tuple[int, ...], vocab_size: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, 
 from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.attention import AttentionBackend
 from octavo.worker.block_transfers import NO_TRANSFERS, BlockTransfers, FinishedTransfers
+from octavo.worker.grammars import Grammars
 from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.models.causal_lm import CausalLm
@@ -110,6 +111,10 @@ class Runner(ABC):
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Begin one step. Raises ProtocolError, or a subclass, before anything has changed."""
 
+    @abstractmethod
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Follow grammars; without, slots that have one are refused."""
+
     def execute(self, plan: StepPlan) -> StepSamples:
         """Launch one step and wait for it."""
         return self.launch(plan).wait()
@@ -169,6 +174,10 @@ class ModelRunner(Runner):
         self._kv_cache = kv_cache
         self._attention = attention
         self._batch = InputBatch(self.limits, model.device)
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """See Runner."""
+        self._batch.grammars = grammars
 
     @property
     def num_open_slots(self) -> int:

@@ -24,6 +24,8 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
     opened: set[int] = set()
     for opening in plan.opened_slots:
         _check_opening(opening, limits)
+        if opening.rules is not None and opening.rules.rules.grammar and batch.grammars is None:
+            raise ProtocolError(f"slot {opening.slot} opens with a grammar, and this worker follows none")
         if opening.slot in opened or (batch.slots[opening.slot] is not None and opening.slot not in closed):
             raise ProtocolError(f"slot {opening.slot} is opened, but not free")
         opened.add(opening.slot)
@@ -46,8 +48,11 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
             raise ProtocolError(
                 f"slot {slot} computes up to position {start + length - 1}, its table holds {num_positions}"
             )
-        if flags & RowFlag.FED_BY_LAST_SAMPLE and (slot in opened or not batch.has_sampled[slot]):
-            raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
+        if flags & RowFlag.FED_BY_LAST_SAMPLE:
+            if slot in opened or not batch.has_sampled[slot]:
+                raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
+            if slot in batch.rules and batch.rules[slot].has_grammar:
+                raise ProtocolError(f"slot {slot} has a grammar, and is fed by its last sample")
 
 
 def _check_slot(slot: int, limits: StepLimits) -> None:

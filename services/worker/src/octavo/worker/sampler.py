@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.worker.logit_rules import LogitRules
+from octavo.common.messages.step import NOT_FINITE
+from octavo.worker.logit_rules import LogitRules, take_masks
 from octavo.worker.uniforms import uniforms
 
 NUM_LIKELY = 1024
@@ -38,7 +39,7 @@ class Draw:
 class Sampled:
     """The chosen tokens, draw by draw, seed by seed."""
 
-    token_ids: Tensor  # int64 [num_tokens]; -1 where the row's logits are not finite
+    token_ids: Tensor  # int64 [num_tokens]; NOT_FINITE and the like where nothing could be drawn
     first_of_draw: Tensor  # int64 [num_draws], the token of each draw's first seed
     logprobs: list[TokenLogprobs | None]
     """One for each token, or empty if no draw asked for any."""
@@ -47,17 +48,24 @@ class Sampled:
 def sample(logits: Tensor, draws: list[Draw]) -> Sampled:
     """`logits` is float32 [num_draws, vocab_size]."""
     is_finite = logits.sum(-1).isfinite()
+    codes = take_masks([draw.rules for draw in draws])
     ruled = _ruled(logits, draws)
     greedy = ruled.argmax(-1)
     if all(draw.is_greedy and len(draw.seeds) == 1 for draw in draws):
-        token_ids = first_of_draw = greedy.masked_fill_(~is_finite, -1)
+        token_ids = first_of_draw = greedy.masked_fill_(~is_finite, NOT_FINITE)
     else:
         chosen = [_choose(ruled[row], greedy[row], draw) for row, draw in enumerate(draws)]
         counts = torch.tensor([len(draw.seeds) for draw in draws])
         ends = counts.cumsum(0)
         is_finite_token = is_finite.repeat_interleave(counts.to(logits.device))
-        token_ids = torch.cat(chosen).masked_fill_(~is_finite_token, -1)
+        token_ids = torch.cat(chosen).masked_fill_(~is_finite_token, NOT_FINITE)
         first_of_draw = token_ids[(ends - counts).to(logits.device)]
+    if any(codes):
+        firsts = [sum(len(draw.seeds) for draw in draws[:row]) for row in range(len(draws))]
+        for code, first, draw in zip(codes, firsts, draws, strict=True):
+            if code:
+                token_ids[first : first + len(draw.seeds)] = code
+        first_of_draw = token_ids[torch.tensor(firsts, device=token_ids.device)]
     return Sampled(token_ids, first_of_draw, _logprobs(logits, draws, token_ids))
 
 

@@ -10,6 +10,7 @@ from octavo.v1 import scheduler_service_pb2 as pb
 
 def rules_to_proto(rules: TokenRules) -> pb.TokenRules:
     return pb.TokenRules(
+        grammar=rules.grammar,
         allowed_token_ids=pack_int32(rules.allowed_token_ids),
         bad_word_lengths=pack_int32([len(word) for word in rules.bad_words]),
         bad_word_token_ids=pack_int32([token_id for word in rules.bad_words for token_id in word]),
@@ -29,6 +30,7 @@ def rules_from_proto(rules: pb.TokenRules) -> TokenRules:
     if len(biased) != len(biases):
         raise ProtocolError(f"{len(biased)} tokens have {len(biases)} biases")
     return TokenRules(
+        grammar=rules.grammar,
         allowed_token_ids=tuple(unpack_int32(rules.allowed_token_ids)),
         bad_words=_bad_words(rules),
         min_tokens=rules.min_tokens,

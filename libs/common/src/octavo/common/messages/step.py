@@ -19,6 +19,14 @@ class RowFlag(enum.IntFlag):
     FED_BY_LAST_SAMPLE = 4  # the input is the token that this slot sampled last; none is sent
 
 
+NOT_FINITE = -1
+"""In place of a token: the model's logits were not finite."""
+GRAMMAR_FAILED = -2
+"""The slot's grammar cannot be compiled, needs too much work, or allows no token."""
+NOT_READY = -3
+"""What the slot's grammar allows is not known yet; the row is to be launched again."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
     """First message of a scheduler on a stream."""
@@ -141,7 +149,7 @@ class StepResult:
 
     step_id: int
     token_ids: list[int]
-    """In row order: one for each SAMPLE row, one per seed for each FAN_OUT row. -1 where the logits were not finite."""
+    """In row order: one for each SAMPLE row, one per seed for each FAN_OUT row; or NOT_FINITE and the like."""
     logprobs: list[TokenLogprobs | None]
     """One for each token id, or empty if no row asked for any."""
     compute_us: int

@@ -18,6 +18,9 @@ class TokenRules:
     A rule that would leave no token is not applied.
     """
 
+    grammar: str = ""
+    """In llguidance's language: the output is a text of it, or the beginning of one. It is matched on the host, so no
+    row of the slot is fed by its last sample. Empty for none."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these are drawn; empty allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()

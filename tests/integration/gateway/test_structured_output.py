@@ -1,0 +1,128 @@
+"""Grammars at the gateway: what is sent on, what is refused by name, and that nobody waits for a hostile one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.running_gateway import RunningGateway, ids_of, running_gateway, says
+from support.small_tokenizer import byte_level_json
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    folder: Path = tmp_path_factory.mktemp("model")
+    (folder / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    async with running_gateway(says("x"), model=folder) as running:
+        await running.complete(prompt="x", guided_regex="warm")
+        yield running
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def refused(gateway: RunningGateway, **body: Any) -> dict[str, Any]:
+    response = await gateway.post(COMPLETIONS, prompt="refused", **body)
+    assert response.status_code == 400, response.text
+    assert ids_of("refused") not in [list(submit.prompt_token_ids[1:]) for submit in gateway.scheduler.submits]
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+async def test_forms_of_all_names_become_grammars(gateway: RunningGateway) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    found = []
+    for options in (
+        {"guided_json": schema},
+        {"structured_outputs": {"json": schema}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}},
+    ):
+        await gateway.complete(prompt="x", **options)
+        found.append(gateway.scheduler.submits[-1].params.rules)
+        assert (await gateway.post(CHAT, messages=MESSAGES, **options)).status_code == 200
+        found.append(gateway.scheduler.submits[-1].params.rules)
+    assert found[0] is not None
+    assert '"a"' in found[0].grammar
+    assert set(found) == {found[0]}
+    for options in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"guided_json": None}):
+        await gateway.complete(prompt="x", **options)
+        assert gateway.scheduler.submits[-1].params.rules is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": {"type": "bogus"}}, "guided_json"),
+        ({"guided_json": {"if": {}}}, "guided_json"),
+        ({"guided_regex": "a["}, "guided_regex"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+        ({"guided_grammar": "what is ::= ( this"}, "guided_grammar"),
+        ({"structured_outputs": {"regex": "a["}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"other": 1}}, "structured_outputs.other"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "min_tokens": 2}, "min_tokens"),
+        ({"guided_regex": "a", "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"guided_regex": "a", "bad_words": ["b"]}, "bad_words"),
+        ({"guided_regex": "a", "use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"guided_json": {"enum": ["x" * 70_000]}}, "guided_json"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(gateway: RunningGateway, body: dict[str, Any], param: str) -> None:
+    assert (await refused(gateway, **body))["param"] == param
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for level in range(depth):
+        branch = {"type": "object", "properties": {f"a{level}": schema}, "required": [f"a{level}"]}
+        schema = {"oneOf": [branch, {"type": "array", "items": schema}]}
+    return schema
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    nested(13),
+    {"type": "string", "maxLength": 2**40},
+    {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(2400)}},
+]
+
+
+async def test_hostile_schemas_are_refused_in_time_and_hold_up_nobody(gateway: RunningGateway) -> None:
+    """val-c1b. The stream beside them keeps its pace, and so does a grammar that is known already."""
+    num_others = 0
+    is_over = False
+
+    async def others() -> None:
+        nonlocal num_others
+        while not is_over:
+            await gateway.complete(prompt="x", guided_regex="warm")
+            num_others += 1
+            await asyncio.sleep(0.01)
+
+    beside = asyncio.create_task(others())
+    began = time.monotonic()
+    errors = await asyncio.gather(*(refused(gateway, guided_json=schema) for schema in HOSTILE))
+    took = time.monotonic() - began
+    is_over = True
+    await beside
+    assert [error["param"] for error in errors] == ["guided_json"] * len(HOSTILE)
+    assert any("takes more than" in error["message"] for error in errors)
+    assert took < 15.0
+    assert num_others > 20
+    await gateway.complete(prompt="x", guided_regex="after")
