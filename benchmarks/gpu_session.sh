@@ -86,11 +86,11 @@ for part in "${@:-kernels}"; do
         loading) timed loading "$PYTHON" benchmarks/gpu_loading.py ;;
         fp8)
             figures=(L1 L64 W1)
-            timed fp8_none "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
-            OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 timed fp8_kv "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
-            OCTAVO_WORKER_QUANTIZATION=fp8 timed fp8_weights "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+            timed fp8_none "$PYTHON" benchmarks/gpu_engine.py --no-check "${figures[@]}"
+            OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 timed fp8_kv "$PYTHON" benchmarks/gpu_engine.py --no-check "${figures[@]}"
+            OCTAVO_WORKER_QUANTIZATION=fp8 timed fp8_weights "$PYTHON" benchmarks/gpu_engine.py --no-check "${figures[@]}"
             OCTAVO_WORKER_KV_CACHE_DTYPE=fp8 OCTAVO_WORKER_QUANTIZATION=fp8 \
-                timed fp8_both "$PYTHON" benchmarks/gpu_engine.py "${figures[@]}"
+                timed fp8_both "$PYTHON" benchmarks/gpu_engine.py --no-check "${figures[@]}"
             timed fp8_kernels "$PYTHON" benchmarks/gpu_kernels.py --fp8
             ;;
         *) echo "unknown part: $part" >&2 && exit 2 ;;

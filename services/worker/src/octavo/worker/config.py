@@ -50,7 +50,8 @@ class WorkerConfig(ServiceConfig):
     on a GPU, at most 4 GiB and a quarter of free memory on a CPU."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that may be taken, by weights, activations, graphs, KV pool and other processes."""
+    """Share of a GPU's memory that this worker may take, for weights, activations, graphs and KV pool. Other processes
+    do not change it, but what they hold is left to them."""
 
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """`dummy`: random weights of the shapes in config.json, for benchmarks; no checkpoint is read."""

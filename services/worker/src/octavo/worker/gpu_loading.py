@@ -28,6 +28,8 @@ log = structlog.get_logger()
 MAX_HEAD_DIM = 256
 """Of the largest heads that the kernels were measured with."""
 NUM_TRIAL_BLOCKS = 4
+DRIVER_BYTES_OF_A_GRAPH = 2 * 2**20
+"""The driver keeps some kilobytes for each of its few hundred launches."""
 GRAPH_MARGIN_BYTES = 256 * 2**20
 """Graphs of different sizes share memory less than perfectly."""
 
@@ -115,10 +117,11 @@ def _measure(
     torch.cuda.empty_cache()
     graphs, num_graphs = 0, trial.num_graphs
     for num_captured in (1, 2) if model.can_capture else ():
-        free_before, _ = torch.cuda.mem_get_info(model.device)
+        # By this process's own books: what is free changes with its neighbours, too.
+        reserved_before = torch.cuda.memory_reserved(model.device)
         trial.capture_trial_graph(num_captured - 1)
         torch.cuda.empty_cache()
-        taken = max(0, free_before - torch.cuda.mem_get_info(model.device)[0])
+        taken = DRIVER_BYTES_OF_A_GRAPH + max(0, torch.cuda.memory_reserved(model.device) - reserved_before)
         graphs += taken if num_captured == 1 else taken * (num_graphs - 1)
     del trial
     gc.collect()

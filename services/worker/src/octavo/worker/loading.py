@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
+from octavo.worker.gpu_shortage import names_shortage
 from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.kv_scales import calibrate, kv_format
@@ -33,6 +34,7 @@ GPU_FILE = Path("/dev/nvidia0")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@names_shortage
 def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     """Load the model, size the pool, run a warm-up step. Blocks; raises ModelLoadError.
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from octavo.worker.models.errors import ModelLoadError
 
 GIB = 2**30
+CONTEXT_BYTES = 3 * 2**28
+"""What the driver takes for a process, about; nobody says it exactly."""
+USABLE_SHARE = 0.98
+"""Of the total: the rest is left for what comes and goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +19,9 @@ class MemoryPlan:
 
     total: int
     utilization: float
-    """Share of the total that this process may take, what others have taken included."""
+    """Share of the total that this process may take for itself."""
     others: int
-    """Taken by other processes, and by the driver for this one."""
+    """Taken by other processes, and by the driver for this one, at the time."""
     weights: int
     activations: int
     """The most that a step of the largest size needs beside weights and pool, buffers of steps included."""
@@ -25,21 +29,36 @@ class MemoryPlan:
 
     @property
     def kv_pool(self) -> int:
-        """What is left. Not positive if nothing is."""
-        return int(self.total * self.utilization) - self.others - self.weights - self.activations - self.graphs
+        """What is left of the share, which neighbours do not change, but at most what they leave. May be negative."""
+        return min(self._left_of_share, self._left_by_others)
+
+    @property
+    def _left_of_share(self) -> int:
+        return int(self.total * self.utilization) - min(self.others, CONTEXT_BYTES) - self._own
+
+    @property
+    def _left_by_others(self) -> int:
+        return int(self.total * USABLE_SHARE) - self.others - self._own
+
+    @property
+    def _own(self) -> int:
+        return self.weights + self.activations + self.graphs
 
     def num_blocks(self, block_bytes: int, blocks_of_longest: int) -> int:
         """Blocks that fit. Raises ModelLoadError, which says what to set, if the longest sequence would not."""
         num_blocks = max(self.kv_pool, 0) // block_bytes
         if num_blocks >= blocks_of_longest:
             return num_blocks
-        missing = blocks_of_longest * block_bytes - self.kv_pool
-        needed = self.utilization + missing / self.total
+        needed_bytes = blocks_of_longest * block_bytes
+        needed = self.utilization + (needed_bytes - self._left_of_share) / self.total
         if num_blocks > 0:
             remedy = f"set max_model_len to at most {num_blocks} times the block size"
         else:
             remedy = "use a smaller model or dtype, or lower max_num_batched_tokens or max_num_seqs"
-        if needed < 0.98:
+        neighbours = max(0, self.others - CONTEXT_BYTES)
+        if self._left_by_others < needed_bytes <= self._left_by_others + neighbours:
+            remedy = f"end other processes, which hold about {neighbours / GIB:.1f} GiB, or {remedy}"
+        elif needed < USABLE_SHARE:
             remedy = f"set gpu_memory_utilization to at least {needed:.2f}, or {remedy}"
         raise ModelLoadError(
             f"the GPU has room for {num_blocks} KV blocks, the longest sequence needs {blocks_of_longest}: {remedy}. "
