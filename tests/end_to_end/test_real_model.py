@@ -22,7 +22,7 @@ SMALL_POOL = 76
 MATRIX_TOKENS = 24
 """Of each continuation's 64, in the matrix: enough to cross a border of blocks."""
 MATRIX_POOL = 54
-"""Small enough that sequences are preempted within so few tokens, whatever the chunk."""
+"""Small enough that sequences are preempted, whatever the chunk."""
 
 USUAL = ServerSettings("frames", max_num_seqs=42, max_num_batched_tokens=512, max_model_len=1024)
 SMALL_CHUNKS = ServerSettings(
@@ -145,5 +145,7 @@ async def test_every_combination(served: Cluster, client: openai.AsyncOpenAI, re
         await assert_follows(reference, greedy(client, cache_salt="alone"), num_tokens=8)
     await together(client, real_references, MATRIX_TOKENS)
     await together(client, real_references, MATRIX_TOKENS)
-    await together(client, real_references, MATRIX_TOKENS, n=3, cache_salt="three")
-    assert served.settings.num_blocks is None or served.metric("octavo_preemptions_total") > 0
+    tight = served.settings.num_blocks is not None
+    # Small chunks let sequences in so slowly that 24 tokens end before blocks are short.
+    await together(client, real_references, None if tight else MATRIX_TOKENS, n=3, cache_salt="three")
+    assert not tight or served.metric("octavo_preemptions_total") > 0

@@ -10,6 +10,12 @@ from octavo.worker.models.fp8_linear import DequantizedLinear, make_fp8_linear, 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
+def assert_rows_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 2 % of the largest number of the row: rows are of very different sizes."""
+    error = (actual.float() - expected).abs().amax(dim=1)
+    assert (error <= 2e-2 * expected.abs().amax(dim=1)).all(), error / expected.abs().amax(dim=1)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 513])
 @pytest.mark.parametrize(
     ("out_features", "in_features", "has_bias"), [(6144, 4096, False), (80, 48, True), (4096, 14336, False)]
@@ -30,11 +36,8 @@ def test_a_scaled_product_equals_the_plain_one(
     plain = DequantizedLinear(stored, scales, None if bias is None else bias.float(), torch.float32)
 
     expected = plain(x.float())
-    torch.testing.assert_close(layer(x).float(), expected, rtol=2e-2, atol=2e-2 * float(expected[0].abs().max()))
-    added = layer.add_to(residual.clone(), x).float()
-    torch.testing.assert_close(
-        added, expected + residual, rtol=2e-2, atol=2e-2 * float((expected + residual)[0].abs().max())
-    )
+    assert_rows_close(layer(x), expected)
+    assert_rows_close(layer.add_to(residual.clone(), x), expected + residual)
 
 
 def test_a_scaled_product_can_be_captured() -> None:

@@ -181,6 +181,8 @@ def paged_prefix(
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
     padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
+    if query.dtype == torch.float32:
+        keys_per_tile = min(keys_per_tile, 16)  # no matrix units: each product is unrolled, a large tile for minutes
     _paged_prefix_kernel[(num_kv_heads, len(tiles.tiles))](
         query,
         cache,
