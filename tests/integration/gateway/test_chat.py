@@ -74,6 +74,20 @@ async def test_role_is_sent_also_when_there_is_no_text() -> None:
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": ""}
 
 
+async def test_choice_0_comes_first_also_if_its_text_is_held_back() -> None:
+    script = Answer([byte_ids("한 a"), byte_ids("the fox")])
+    async with running_gateway(lambda submit: script) as gateway:
+        chunks = await gateway.chunks(CHAT, messages=MESSAGES, n=2)
+        async with gateway.openai.chat.completions.stream(model="m", messages=MESSAGES, n=2) as stream:
+            completion = await stream.get_final_completion()
+    assert chunks[0]["choices"][0]["index"] == 0
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [choice.message.content for choice in completion.choices] == ["한 a", "the fox"]
+    for index in range(2):
+        roles = [c["delta"].get("role") for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert roles == ["assistant", *[None] * (len(roles) - 1)]
+
+
 async def test_start_token_stands_once() -> None:
     async with running_gateway(says("x")) as gateway:
         chat = (await gateway.post(CHAT, messages=MESSAGES, return_token_ids=True)).json()

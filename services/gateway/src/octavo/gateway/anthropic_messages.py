@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from octavo.gateway.answer_schema import AnthropicMessage, InputTokens
 from octavo.gateway.anthropic_format import MessageFormat
 from octavo.gateway.anthropic_schema import (
     CHAT_PARAMS,
@@ -18,22 +19,24 @@ from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, renamed_fields
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
-from octavo.gateway.openapi import body_of
+from octavo.gateway.openapi import ANTHROPIC_ERRORS, answers, body_of
 from octavo.gateway.request_context import read_body
 
 
 def router(config: GatewayConfig, chats: ChatPreparation) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(responses=ANTHROPIC_ERRORS)
 
-    @routes.post("/v1/messages", openapi_extra=body_of(MessagesRequest))
+    @routes.post(
+        "/v1/messages", openapi_extra=body_of(MessagesRequest), responses=answers(AnthropicMessage, streams=True)
+    )
     async def create_message(request: Request) -> Response:
         body = validated(MessagesRequest, json_object(await read_body(request, config.max_body_bytes)))
         with renamed_fields(CHAT_PARAMS):
             chat = await chats.prepare(_as_chat(body, chats))
         return chats.response(request, chat, MessageFormat(request.state.request_id, chat))
 
-    @routes.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest))
+    @routes.post("/v1/messages/count_tokens", openapi_extra=body_of(CountTokensRequest), responses=answers(InputTokens))
     async def count_tokens(request: Request) -> dict[str, int]:
         body = validated(CountTokensRequest, json_object(await read_body(request, config.max_body_bytes)))
         with renamed_fields(CHAT_PARAMS):

@@ -28,6 +28,7 @@ from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError, error_response, report_of, report_of_status
+from octavo.gateway.openapi import describe, errors
 from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import RequestContextMiddleware
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
@@ -56,7 +57,8 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
             if admin is not None:
                 await admin.close()
 
-    app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan)
+    app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan, responses=errors())
+    describe(app)
     app.add_middleware(RequestContextMiddleware)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo.gateway import sse
+from octavo.gateway.answer_schema import ChatCompletion
 from octavo.gateway.chat_deltas import ChatDeltas
 from octavo.gateway.chat_preparation import ChatPreparation, PreparedChat
 from octavo.gateway.choice_output import Delta, OutputToken
@@ -17,9 +18,11 @@ from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
-from octavo.gateway.openapi import body_of
+from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_ids import CHAT_PREFIX
+
+_NOTHING = Delta("", [], None, None)
 
 
 class ChatFormat:
@@ -45,6 +48,13 @@ class ChatFormat:
         return b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
+        if choice in self._begun:
+            return self._chunk(choice, delta)
+        # The official client's accumulating helper needs choice 0 first.
+        earlier = [other for other in range(choice) if other not in self._begun]
+        return b"".join([*(self._chunk(other, _NOTHING) for other in earlier), self._chunk(choice, delta)])
+
+    def _chunk(self, choice: int, delta: Delta) -> bytes:
         is_first = choice not in self._begun
         if self._reading is not None:
             message = self._messages.setdefault(choice, ChatDeltas(self._reading.reader()))
@@ -130,7 +140,9 @@ def router(config: GatewayConfig, chats: ChatPreparation, pieces: TokenPieces) -
     """The route."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    @routes.post(
+        "/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=answers(ChatCompletion, streams=True)
+    )
     async def create_chat_completion(request: Request) -> Response:
         chat = await chats.prepare(parse_chat(await read_body(request, config.max_body_bytes)))
         return chats.response(request, chat, ChatFormat(request.state.request_id, chat, pieces))

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from octavo.common.messages.generation import ModelInfo
 from octavo.gateway import sse
+from octavo.gateway.answer_schema import Completion
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
 from octavo.gateway.config import GatewayConfig
@@ -19,7 +20,7 @@ from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
-from octavo.gateway.openapi import body_of
+from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_checks import (
     CheckedOptions,
     PromptInput,
@@ -119,7 +120,9 @@ def router(
     """The route."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    @routes.post(
+        "/v1/completions", openapi_extra=body_of(CompletionRequest), responses=answers(Completion, streams=True)
+    )
     async def create_completion(request: Request) -> Response:
         body = parse_completion(await read_body(request, config.max_body_bytes))
         model = served_model(client, body.model)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 import orjson
 import prometheus_client
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from octavo.gateway import metrics
 from octavo.gateway.http_errors import RETRY_AFTER_S
@@ -34,7 +35,7 @@ def router(client: SchedulerClient, admin: SchedulerAdmin | None) -> APIRouter:
     async def show_version() -> dict[str, str]:
         return {"version": version("octavo-gateway")}
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         exposition = prometheus_client.generate_latest()
         if admin is not None:

@@ -9,6 +9,8 @@ from fastapi import APIRouter
 
 from octavo.common.errors import NotReadyError, UnknownModelError
 from octavo.common.messages.generation import ModelInfo
+from octavo.gateway.answer_schema import ModelEntry, ModelList
+from octavo.gateway.openapi import answers
 from octavo.gateway.scheduler_client import SchedulerClient
 
 
@@ -26,11 +28,11 @@ def router(client: SchedulerClient) -> APIRouter:
             "max_model_len": model.max_model_len,
         }
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", responses=answers(ModelList))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [entry(client.model)] if client.model is not None else []}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", responses=answers(ModelEntry))
     async def retrieve_model(name: str) -> dict[str, Any]:
         if client.model is None:
             raise NotReadyError(client.why_not_ready)

@@ -11,12 +11,13 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter
 
 from octavo.common.errors import NotReadyError
+from octavo.gateway.answer_schema import DeletedResponse, ItemList, ResponseBody
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, renamed_fields
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
-from octavo.gateway.openapi import body_of
+from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_format import ResponseFormat
 from octavo.gateway.response_ids import RESPONSE_PREFIX
@@ -72,7 +73,9 @@ def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) 
     routes = APIRouter()
     stored = StoredResponses(config, store)
 
-    @routes.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
+    @routes.post(
+        "/v1/responses", openapi_extra=body_of(ResponsesRequest), responses=answers(ResponseBody, streams=True)
+    )
     async def create_response(request: Request) -> Response:
         body = validated(ResponsesRequest, json_object(await read_body(request, config.max_body_bytes)))
         items = [_with_id(item) for item in input_items(body)]
@@ -90,12 +93,12 @@ def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) 
         answer_format = ResponseFormat(response_id, chat, body, None if body.store is False else keep, chats.num_tokens)
         return chats.response(request, chat, answer_format)
 
-    @routes.get("/v1/responses/{response_id}")
+    @routes.get("/v1/responses/{response_id}", responses=answers(ResponseBody))
     async def retrieve_response(response_id: str, stream: Literal["false"] = "false") -> dict[str, Any]:
         response: dict[str, Any] = (await stored.get(response_id))["response"]
         return response
 
-    @routes.delete("/v1/responses/{response_id}")
+    @routes.delete("/v1/responses/{response_id}", responses=answers(DeletedResponse))
     async def delete_response(response_id: str) -> dict[str, Any]:
         await stored.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -107,7 +110,7 @@ def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) 
         message = "response_id: the response has ended; only one in the background could be cancelled"
         raise FieldError("response_id", message, "response_not_cancellable")
 
-    @routes.get("/v1/responses/{response_id}/input_items")
+    @routes.get("/v1/responses/{response_id}/input_items", responses=answers(ItemList))
     async def list_input_items(
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
