@@ -185,8 +185,10 @@ kv_request = st.one_of(
     ),
 )
 verdict = st.sampled_from(kv.Verdict)
+refused = st.builds(kv.StreamRefused, reason=text, message=text)
 wait_reason = st.sampled_from(kv.WaitReason)
 kv_reply = st.one_of(
+    refused,
     st.builds(kv.PoolOpened, pool_id=text, boot_epoch=uint64, is_resumed=st.booleans(), last_message_no=uint64),
     st.builds(
         kv.KvReply,

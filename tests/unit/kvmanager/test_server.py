@@ -13,6 +13,8 @@ from octavo.common.errors import OctavoError
 from octavo.common.links import Link, local_pair
 from octavo.common.messages.kv import (
     Admission,
+    DeclaredTable,
+    DeclarePool,
     KvManagerReply,
     KvManagerRequest,
     KvReply,
@@ -20,6 +22,7 @@ from octavo.common.messages.kv import (
     OpenPool,
     PoolOpened,
     Release,
+    StreamRefused,
     Verdict,
 )
 from octavo.kvmanager.catalogue import CatalogueFolder
@@ -93,7 +96,9 @@ async def test_a_broken_contract_ends_its_stream_and_no_other(
     bystander = Scheduler(server)
     await bystander.send(opening("group-9"))
     culprit = Scheduler(server)
-    await culprit.send(*messages)
+    *_, refused = await culprit.send(*messages)
+    assert isinstance(refused, StreamRefused)
+    assert refused.reason in ("PROTOCOL_ERROR", "MESSAGE_GAP")
     assert culprit.is_closed
     [reply] = await bystander.send(step(1))
     assert isinstance(reply, KvReply)
@@ -105,7 +110,7 @@ async def test_a_fault_of_the_manager_itself_ends_the_stream(
     scheduler = Scheduler(server)
     await scheduler.send(opening())
     damage(server)
-    assert await scheduler.send(step(1)) == []
+    assert [reply for reply in await scheduler.send(step(1)) if not isinstance(reply, StreamRefused)] == []
     assert scheduler.is_closed
 
 
@@ -126,7 +131,9 @@ def damage(request: pytest.FixtureRequest) -> Callable[[KvManagerServer], None]:
 async def test_a_scheduler_with_a_lower_epoch_is_refused(server: KvManagerServer) -> None:
     current, stale = Scheduler(server), Scheduler(server)
     await current.send(opening(epoch=5))
-    assert await stale.send(opening(epoch=4)) == []
+    assert await stale.send(opening(epoch=4)) == [
+        StreamRefused("STALE_EPOCH", "epoch 4 of pool 'group-0'; it has seen 5")
+    ]
     assert stale.is_closed
     assert len(await current.send(step(1))) == 1
 
@@ -135,6 +142,7 @@ async def test_a_higher_epoch_takes_the_pool_and_cuts_the_old_scheduler_off(serv
     old, new = Scheduler(server), Scheduler(server)
     await old.send(opening(epoch=5), step(1, sequence_id=3))
     await new.send(opening(epoch=6))
+    assert old.replies[-1] == StreamRefused("STALE_EPOCH", "epoch 6 has opened the pool")
     assert old.is_closed
     assert await old.send(step(2)) == []
     [reply] = await new.send(step(1))
@@ -149,6 +157,24 @@ async def test_the_epoch_is_remembered_after_the_stream_has_ended(server: KvMana
     late = Scheduler(server)
     await late.send(opening(epoch=4))
     assert late.is_closed
+
+
+async def test_a_stale_scheduler_that_a_new_manager_cannot_know_loses_the_pool_to_the_owner() -> None:
+    """Without a catalogue a lower epoch may come first. It gets an empty pool of a worker that refuses its plans, and
+    the owner of the worker takes the pool and declares what it holds."""
+    new = KvManagerServer(PoolSettings(), 2, check_ledger=True)
+    stale, owner = Scheduler(new), Scheduler(new)
+    assert len(await stale.send(opening(epoch=4, incarnation=1), step(1, sequence_id=3))) == 2
+    table = DeclaredTable(9, tuple(range(20)), 20, (0, 1), (1, 1))
+    declared = DeclarePool([table], [(5, 1)], launched_step=3, acknowledged_step=3)
+    _, reply = await owner.send(opening(epoch=5, incarnation=2), declared, KvRequest(1, 3))
+    assert isinstance(reply, KvReply)
+    assert (reply.counts.active, reply.counts.granted, reply.counts.free + reply.counts.cached) == (2, 1, 5)
+    assert stale.replies[-1] == StreamRefused("STALE_EPOCH", "epoch 5 has opened the pool")
+    assert stale.is_closed
+    again = Scheduler(new)
+    assert [type(reply) for reply in await again.send(opening(epoch=4))] == [StreamRefused]
+    assert len(await owner.send(KvRequest(2, 3))) == 1
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
@@ -218,6 +244,6 @@ async def test_stale_scheduler_is_refused_also_by_a_new_manager(tmp_path: Path) 
     old.catalogues.close()
     new = KvManagerServer(PoolSettings(), 2, catalogues=CatalogueFolder(tmp_path))
     stale = Scheduler(new)
-    assert await stale.send(opening(epoch=4)) == []
+    assert [type(reply) for reply in await stale.send(opening(epoch=4))] == [StreamRefused]
     assert stale.is_closed
     assert len(await Scheduler(new).send(opening(epoch=5))) == 1

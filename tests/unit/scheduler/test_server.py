@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.errors import OctavoError
-from octavo.common.links import Address, Link, local_pair
+from octavo.common.links import Address, Link, connect, listen, local_pair
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
@@ -19,6 +23,7 @@ from octavo.common.messages.generation import (
     Submit,
     TokenBatch,
 )
+from octavo.common.messages.kv import OpenPool, PoolOpened
 from octavo.common.messages.step import StepPlan, StepRefused, WorkerHello, WorkerReady
 from octavo.common.runtime import Stop
 from octavo.kvmanager.pool import PoolSettings
@@ -340,3 +345,29 @@ async def test_stop_fails_what_outlives_the_grace() -> None:
         stop.request()
         await asyncio.wait_for(gateway.is_closed.wait(), 2)
         assert gateway.failed[1].reason == "NOT_READY"
+
+
+@pytest.mark.parametrize("carrier", ["frames", "grpc+unix"])
+async def test_a_scheduler_whose_pool_another_has_taken_says_so_and_does_not_take_it_back(
+    carrier: str, tmp_path: Path
+) -> None:
+    host = FakeHost()
+    address = Address(carrier, str(tmp_path / "kv.sock"))
+    listener = await listen([address], KV_STEPS, host.kvmanager.accept)
+    host.connect_kvmanager = lambda: connect(address, KV_STEPS, timeout_s=10)  # type: ignore[method-assign]
+    try:
+        async with running(host) as (scheduler, gateway, _):
+            await eventually(lambda: gateway.statuses[-1].ready)
+            owner = await connect(address, KV_STEPS, timeout_s=10)
+            answers: list[Any] = []
+            owner.bind(answers.append, ignore)
+            owner.send(OpenPool("default", 2**63, 99, NUM_BLOCKS, BLOCK_SIZE))
+            refusal = f"refused by the KV manager: epoch {host.epochs[0]} of pool 'default'; it has seen {2**63}"
+            await eventually(lambda: refusal in scheduler._away["KV manager"].reason if scheduler._away else False)
+            await eventually(lambda: gateway.statuses[-1].reason == refusal, within_s=10)
+            assert not owner.is_closed
+            assert [type(answer) for answer in answers] == [PoolOpened]
+            assert len(host.epochs) == 1, "the worker was made to start over"
+            owner.close()
+    finally:
+        await listener.close(0.1)

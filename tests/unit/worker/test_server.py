@@ -169,6 +169,9 @@ async def test_higher_epoch_takes_over(server: WorkerServer) -> None:
     for step_id in range(2, 20):
         old.decode(step_id)
     second_life = await new.hello(epoch=4)
+    while isinstance(refused := await old.receive(StepResult | StepRefused), StepResult):
+        pass
+    assert refused == StepRefused(0, "STALE_EPOCH", "epoch 4 has said hello")
     assert await asyncio.wait_for(old.closed_by, 5) is None
     assert first_life.incarnation != second_life.incarnation
     new.prefill()
@@ -179,6 +182,7 @@ async def test_lower_epoch_is_turned_away(server: WorkerServer) -> None:
     current, stale = Scheduler(server), Scheduler(server)
     await current.hello(epoch=3)
     stale.link.send(WorkerHello(2))
+    assert await stale.receive(StepRefused) == StepRefused(0, "STALE_EPOCH", "epoch 2 came after 3")
     await asyncio.wait_for(stale.closed_by, 5)
     current.prefill()
     await current.receive(StepResult)

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
 from octavo.common.messages.generation import Abort, Forget, Submit, TokenBatch
-from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened
+from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened, StreamRefused
 from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core import SchedulerCore
@@ -162,7 +162,9 @@ class SimulatedCluster(FaultyCluster):
         link.is_cut = True
         self.kvmanager.accept(link)
         link.receive(OpenPool("pool", stale, 1, self._num_blocks, self.model.block_size, self._num_host_blocks))
-        is_refused = link.was_closed and not link.replies and not (self.kv_link and self.kv_link.was_closed)
+        told = [reply.reason for reply in link.replies if isinstance(reply, StreamRefused)]
+        is_told = told == [StaleEpochError.reason] and len(link.replies) == 1
+        is_refused = link.was_closed and is_told and not (self.kv_link and self.kv_link.was_closed)
         assert is_refused, f"the KV manager took epoch {stale} after {self._known_epochs['KV manager']}"
         self.events["old epoch refused"] += 1
         return True

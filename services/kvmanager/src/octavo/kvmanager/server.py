@@ -11,7 +11,15 @@ import structlog
 
 from octavo.common.errors import InternalError, LinkClosedError, OctavoError, ProtocolError, StaleEpochError
 from octavo.common.links import Link
-from octavo.common.messages.kv import DeclarePool, KvManagerReply, KvManagerRequest, KvRequest, OpenPool, PoolOpened
+from octavo.common.messages.kv import (
+    DeclarePool,
+    KvManagerReply,
+    KvManagerRequest,
+    KvRequest,
+    OpenPool,
+    PoolOpened,
+    StreamRefused,
+)
 from octavo.kvmanager.catalogue import Catalogue, CatalogueFolder
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings
@@ -110,7 +118,7 @@ class KvManagerServer:
         lease = self._leases.get(opening.pool_id)
         is_resumed = opening.resume_boot_epoch == self.boot_epoch and lease is not None and lease.can_resume(opening)
         if lease is not None and lease.stream is not stream:
-            lease.stream.close("another stream opened its pool")
+            lease.stream.refuse(StaleEpochError(f"epoch {opening.epoch} has opened the pool"))
         if lease is None or not is_resumed:
             lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
             self._leases[opening.pool_id] = lease
@@ -154,14 +162,16 @@ class _Stream:
                 self._server.hash_arrivals(self._lease.pool)
                 self._lease.pool.write_catalogue()
         except OctavoError as error:
-            log.error("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
-            self._link.close()
+            self.refuse(error)
         except Exception:
             log.exception("stream failed", pool_id=self._pool_id)
             self._link.close()
 
-    def close(self, reason: str) -> None:
-        log.warning("stream closed", pool_id=self._pool_id, reason=reason)
+    def refuse(self, error: OctavoError) -> None:
+        """Tell the scheduler why, and end the stream."""
+        tell = log.warning if isinstance(error, StaleEpochError) else log.error
+        tell("stream refused", pool_id=self._pool_id, reason=error.reason, error=error.message)
+        self._link.send(StreamRefused(error.reason, error.message))
         self._link.close()
 
     def ended(self, error: OctavoError | None) -> None:

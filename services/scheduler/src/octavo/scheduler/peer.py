@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, OctavoError
+from octavo.common.errors import LinkClosedError, OctavoError, StaleEpochError
 from octavo.common.links import Link
 
 log = structlog.get_logger()
@@ -105,6 +105,8 @@ class Peer(Generic[Sent, Received]):
             else:
                 self._on_opened(message)
                 self._opened.set()
+        except StaleEpochError as error:
+            self.give_up(error, can_resume=True)  # a new life would take a higher epoch, and the pool from its owner
         except OctavoError as error:
             self.give_up(error, can_resume=False)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, ProtocolError
+from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, ProtocolError, from_reason
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
@@ -27,8 +27,9 @@ from octavo.common.messages.generation import (
     SchedulerStatus,
     Submit,
 )
-from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, PoolOpened
+from octavo.common.messages.kv import KvManagerReply, KvManagerRequest, PoolOpened, StreamRefused
 from octavo.common.messages.step import (
+    StepRefused,
     WorkerReady,
     WorkerReply,
     WorkerRequest,
@@ -200,6 +201,8 @@ class SchedulerServer:
     # Worker and KV manager.
 
     def _on_worker_opened(self, ready: WorkerReply) -> None:
+        if isinstance(ready, StepRefused):
+            raise from_reason(ready.reason, f"refused by the worker: {ready.message}")
         if not isinstance(ready, WorkerReady):
             raise ProtocolError("the worker's first message is not WorkerReady")
         if self._group.on_worker_ready(ready, time.monotonic()):
@@ -225,6 +228,8 @@ class SchedulerServer:
         return await self._connect_kvmanager()
 
     def _on_pool_opened(self, opened: KvManagerReply) -> None:
+        if isinstance(opened, StreamRefused):
+            raise from_reason(opened.reason, f"refused by the KV manager: {opened.message}")
         if not isinstance(opened, PoolOpened):
             raise ProtocolError("the KV manager's first message is not PoolOpened")
         self._group.on_pool_opened(opened)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from octavo.common.errors import LinkClosedError, NotReadyError, ProtocolError, from_reason
 from octavo.common.messages.generation import ModelInfo, TokenBatch
-from octavo.common.messages.kv import DeclarePool, KvManagerReply, KvRequest, OpenPool, PoolOpened
+from octavo.common.messages.kv import DeclarePool, KvManagerReply, KvRequest, OpenPool, PoolOpened, StreamRefused
 from octavo.common.messages.step import StepPlan, StepRefused, StepResult, WorkerHello, WorkerReady, WorkerReply
 from octavo.scheduler.core import SchedulerCore
 from octavo.scheduler.kv_session import KvSession
@@ -106,7 +106,8 @@ class WorkerGroup:
                 if self._worker.is_news(message):
                     self.core.on_step_result(message)
             case StepRefused():
-                raise from_reason(message.reason, f"step {message.step_id} refused: {message.message}")
+                refused = f"step {message.step_id} refused" if message.step_id else "refused by the worker"
+                raise from_reason(message.reason, f"{refused}: {message.message}")
             case WorkerReady():
                 raise ProtocolError("the worker said hello twice")
 
@@ -159,6 +160,8 @@ class WorkerGroup:
         """A reply. Raises OctavoError if KV manager and scheduler do not understand each other any more."""
         if isinstance(message, PoolOpened):
             raise ProtocolError("the KV manager opened the pool twice")
+        if isinstance(message, StreamRefused):
+            raise from_reason(message.reason, f"refused by the KV manager: {message.message}")
         if self._kv.is_news(message):
             self.core.on_kv_reply(message)
             self._num_declarations = 0

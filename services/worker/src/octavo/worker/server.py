@@ -99,8 +99,7 @@ class WorkerServer:
         self._last_epoch = hello.epoch
         replaced, self._holder = self._holder, link
         if replaced is not None and replaced is not link:
-            log.info("stream replaced", epoch=hello.epoch)
-            replaced.close()
+            self._refuse(replaced, StaleEpochError(f"epoch {hello.epoch} has said hello"))
         if self._session is not None and self._session.can_resume(hello):
             self._resume(self._session, hello)
         else:
@@ -146,10 +145,15 @@ class WorkerServer:
             self._tenure = self._session = self._ready = None
 
     def _turn_away(self, link: WorkerLink, error: OctavoError) -> None:
-        log.warning("stream refused", reason=error.reason, error=error.message)
         if link is self._holder:
             self._holder = None
             self._end_tenure()
+        self._refuse(link, error)
+
+    def _refuse(self, link: WorkerLink, error: OctavoError) -> None:
+        """Tell the scheduler why, and end the stream."""
+        log.warning("stream refused", reason=error.reason, error=error.message)
+        link.send(StepRefused(0, error.reason, error.message))
         link.close()
 
     def _on_closed(self, link: WorkerLink, error: OctavoError | None) -> None:

@@ -18,6 +18,7 @@ from octavo.common.messages.kv import (
     PoolCounts,
     PoolOpened,
     PrefixMiss,
+    StreamRefused,
     SwappedIn,
     SwappedOut,
     Transfer,
@@ -92,6 +93,9 @@ def counts_from_proto(counts: pb.PoolCounts) -> PoolCounts:
 def encode_reply(message: KvManagerReply) -> bytes:
     if isinstance(message, KvReply):
         return pb.KvManagerResponse(reply=_reply_to_proto(message)).SerializeToString()
+    if isinstance(message, StreamRefused):
+        refused = pb.StreamRefused(reason=message.reason, message=message.message)
+        return pb.KvManagerResponse(refused=refused).SerializeToString()
     opened = pb.PoolOpened(
         pool_id=message.pool_id,
         boot_epoch=message.boot_epoch,
@@ -112,6 +116,8 @@ def decode_reply(body: bytes) -> KvManagerReply:
         case "pool_opened":
             opened = response.pool_opened
             return PoolOpened(opened.pool_id, opened.boot_epoch, opened.is_resumed, opened.last_message_no)
+        case "refused":
+            return StreamRefused(response.refused.reason, response.refused.message)
     raise ProtocolError("KvManagerResponse with no message set")
 
 

@@ -361,5 +361,13 @@ class KvReply:
     """For the next plan, whatever it runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRefused:
+    """The last message of a stream that the KV manager ends: why."""
+
+    reason: str
+    message: str
+
+
 KvManagerRequest = OpenPool | DeclarePool | KvRequest
-KvManagerReply = PoolOpened | KvReply
+KvManagerReply = PoolOpened | KvReply | StreamRefused

@@ -170,6 +170,7 @@ class StepRefused:
     """
 
     step_id: int
+    """0: the stream is refused, and ends."""
     reason: str
     message: str
 
