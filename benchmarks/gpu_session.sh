@@ -69,7 +69,8 @@ for part in "${@:-kernels}"; do
         probe)
             timed probe bash -c "nvidia-smi; $PYTHON -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|numpy|grpcio|protobuf|uvloop|tokenizers|safetensors|fastapi|pydantic|structlog|orjson|httptools|prometheus|pytest)'; nproc; $PYTHON -c 'import pydantic_settings, structlog, fastapi, uvicorn, httptools, orjson, grpc, octavo.v1.worker_service_pb2, octavo.common.service_config; print(\"imports\", grpc.__version__)'"
             ;;
-        tests) OMP_NUM_THREADS=2 timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark ${TEST_ARGS:-} tests/gpu tests/kernels ;;
+        tests) OMP_NUM_THREADS=2 timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark ${TEST_ARGS:-} --ignore tests/gpu/test_gpu_serving.py tests/gpu tests/kernels ;;
+        system) timed system "$PYTHON" -m pytest -q -rs -p no:cacheprovider -p no:benchmark tests/gpu/test_gpu_serving.py ;;
         kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
         sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
         engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ${ENGINE_ARGS:-} ;;

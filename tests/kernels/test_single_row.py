@@ -10,7 +10,7 @@ import torch
 
 from octavo.worker.kernels.overlap import can_overlap
 from octavo.worker.kernels.single_row_product import single_row_product, single_row_product_plain
-from octavo.worker.models import linear
+from octavo.worker.models import linear, single_row
 from octavo.worker.models.gpu_decoder import FusedAttention, GpuDecoder
 from octavo.worker.models.single_row import SingleRow
 from octavo.worker.models.weights import load_decoder
@@ -105,3 +105,35 @@ def test_what_the_fused_layers_cannot_do_is_left_to_the_usual_way(
     assert SingleRow.serves(half)
     half.layers[1] = replace(half.layers[1], down_norm=half.norm)
     assert not SingleRow.serves(half)
+
+
+@pytest.mark.parametrize(
+    ("times", "is_taken"), [({"usual": 4.0, "fused": 3.8}, True), ({"usual": 4.0, "fused": 3.99}, False)]
+)
+def test_the_clock_chooses_how_one_row_is_run(
+    times: dict[str, float],
+    is_taken: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(single_row, "can_overlap", lambda: False)
+    clock = iter(times.values())
+    monkeypatch.setattr(single_row, "graph_ms", lambda launch: next(clock))
+    folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
+    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device("cpu")))
+    assert single_row.choose_single_row(model) == times
+    assert (model.single_row is not None) == is_taken
+
+
+def test_a_way_that_comes_out_wrong_is_not_taken(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(single_row, "can_overlap", lambda: False)
+    monkeypatch.setattr(single_row, "graph_ms", lambda launch: 1.0)
+    monkeypatch.setattr(SingleRow, "forward", lambda self, token_ids, attention: torch.randn(1, 48))
+    folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
+    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device("cpu")))
+    assert single_row.choose_single_row(model) == {"usual": 1.0}
+    assert model.single_row is None
