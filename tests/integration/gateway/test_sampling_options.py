@@ -116,3 +116,29 @@ async def test_chat_adds_special_tokens_only_on_request() -> None:
             await gateway.post(CHAT, messages=messages, **options)
     plain, added = (submit.prompt_token_ids for submit in gateway.scheduler.submits)
     assert added == (plain[0], *plain)
+
+
+async def test_echo_begins_with_the_prompt_as_its_tokens_read() -> None:
+    prompts = ["the fox 1 2", "é 3"]
+    async with running_gateway(says(" 4 5")) as gateway:
+        answer = await gateway.complete(prompt=prompts, n=2, echo=True, stop=["fox"], return_token_ids=True)
+        assert [choice["text"] for choice in answer["choices"]] == [f"{text} 4 5" for text in prompts for _ in range(2)]
+        assert answer["choices"][0]["token_ids"] == [*ids_of(" 4 5"), EOS_ID]
+        assert answer["usage"]["completion_tokens"] == 4 * (len(ids_of(" 4 5")) + 1)
+        shown = await gateway.complete(prompt="x", echo=True, skip_special_tokens=False)
+        assert shown["choices"][0]["text"] == "<|bos|>x 4 5"
+        stopped = await gateway.complete(prompt="x 4", echo=True, stop=[" 4"])
+        assert stopped["choices"][0]["text"] == "x 4"
+        chunks = await gateway.chunks("/v1/completions", prompt="the fox", echo=True)
+        assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "the fox 4 5"
+
+
+async def test_echo_of_the_prompt_alone_has_no_output() -> None:
+    async with running_gateway(says(" 4 5")) as gateway:
+        answer = await gateway.complete(prompt="the fox", echo=True, max_tokens=0)
+        assert answer["choices"][0]["text"] == "the fox"
+        assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
+        chunks = await gateway.chunks("/v1/completions", prompt="the fox", echo=True, max_tokens=0)
+        assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "the fox"
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert [submit.params.max_tokens for submit in gateway.scheduler.submits] == [1, 1]

@@ -12,6 +12,7 @@ no text unless the request includes the stop in the output.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.common.errors import ProtocolError
@@ -38,6 +39,9 @@ class OutputRules:
     min_tokens: int = 0
     """Stop strings that one of so many first tokens completes do not count."""
     spaces_between_special_tokens: bool = True
+    echoes_prompt: bool = False
+    drops_output: bool = False
+    """The text has nothing but the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ class Delta:
 class ChoiceOutput:
     """Takes tokens, gives deltas."""
 
-    def __init__(self, rules: OutputRules) -> None:
+    def __init__(self, rules: OutputRules, prompt_token_ids: Sequence[int] = ()) -> None:
+        """`prompt_token_ids` are those of which the text begins, if the rules say so. No stop string is found there."""
         self._rules = rules
         self._detokenizer = IncrementalDetokenizer(
             rules.pieces, rules.skip_special_tokens, rules.spaces_between_special_tokens
@@ -86,6 +91,10 @@ class ChoiceOutput:
         self.num_tokens = 0
         """Tokens that count as output."""
 
+        if rules.echoes_prompt:
+            self._unsent_text = "".join([self._detokenizer.push(token_id) for token_id in prompt_token_ids])
+            self._num_chars = len(self._unsent_text)
+
     @property
     def is_finished(self) -> bool:
         """No more tokens are taken. By a stop string, this comes before the scheduler's own word."""
@@ -93,7 +102,7 @@ class ChoiceOutput:
 
     def push(self, token: SampledToken) -> None:
         """Take the next token; one after the end, from a step that was under way, is dropped."""
-        if self._finish_reason is not None:
+        if self._finish_reason is not None or self._rules.drops_output:
             return
         self.num_tokens += 1
         start, token_id = self._num_chars, token.token_id
@@ -117,8 +126,9 @@ class ChoiceOutput:
             raise ProtocolError("the scheduler aborted a choice that nobody gave up")
         self._append(self._detokenizer.flush())
         if self._finish_reason is None:
-            self._finish_reason = _FINISH_REASONS[end.reason]
-            self._stop_reason = end.stop_token_id
+            is_cut = self._rules.drops_output
+            self._finish_reason = "length" if is_cut else _FINISH_REASONS[end.reason]
+            self._stop_reason = None if is_cut else end.stop_token_id
 
     def _append(self, text: str, *, may_stop: bool = True) -> None:
         if not text:

@@ -192,4 +192,6 @@ def output_rules(
         includes_stop=bool(body.include_stop_str_in_output),
         min_tokens=body.min_tokens or 0,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        echoes_prompt=isinstance(body, CompletionRequest) and bool(body.echo),
+        drops_output=body.max_tokens == 0,
     )

@@ -150,7 +150,9 @@ class _Run:
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
         num_choices = len(job.prompts) * job.prompts[0].params.n
-        self.outputs = [ChoiceOutput(job.rules) for _ in range(num_choices)]
+        self.outputs = [
+            ChoiceOutput(job.rules, prompt.token_ids) for prompt in job.prompts for _ in range(prompt.params.n)
+        ]
         self._is_closed = [False] * num_choices
         self._last_token_s: list[float | None] = [None] * num_choices
         self._has_token = False

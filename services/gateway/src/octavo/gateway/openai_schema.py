@@ -182,6 +182,10 @@ class BranchOptions(RequestBody):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
+    """Output tokens per choice. Default 16. 0 only with `echo`: the answer is the prompt, and ends with `length`."""
+    echo: bool | None = None
+    """The text begins with the prompt, as its tokens read. Not with `logprobs` or `branch`. Default false."""
     prompt: Any = None
     """A text, token ids, or a list of either. With `branch` it comes after the shared tokens, and may be absent."""
     logprobs: Annotated[int, Field(ge=0)] | None = None

@@ -113,7 +113,7 @@ def check_options(
     if request.stream_options is not None and not request.stream:
         raise FieldError("stream_options", "stream_options: is only allowed with stream", "invalid_value")
     if isinstance(request, CompletionRequest):
-        num_logprobs, max_tokens = request.logprobs, request.max_tokens
+        num_logprobs, max_tokens = request.logprobs, _completion_max_tokens(request)
         at_most("logprobs", num_logprobs or 0, config.max_logprobs)
     else:
         num_logprobs, max_tokens = _chat_logprobs(request, config), _chat_max_tokens(request)
@@ -175,6 +175,16 @@ def _chat_logprobs(request: ChatRequest, config: GatewayConfig) -> int | None:
         raise FieldError("top_logprobs", "top_logprobs: is only allowed with logprobs", "invalid_value")
     at_most("top_logprobs", request.top_logprobs or 0, config.max_logprobs)
     return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _completion_max_tokens(request: CompletionRequest) -> int | None:
+    """The scheduler is asked for one token where the answer has none."""
+    if request.max_tokens == 0 and not request.echo:
+        raise FieldError("max_tokens", "max_tokens: is 0, which is only allowed with echo", "invalid_value")
+    for name, other in (("logprobs", request.logprobs), ("branch", request.branch)):
+        if request.echo and other is not None:
+            raise FieldError("echo", f"echo: is not offered with {name}", "invalid_value")
+    return 1 if request.max_tokens == 0 else request.max_tokens
 
 
 def _chat_max_tokens(request: ChatRequest) -> int | None:

@@ -34,7 +34,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 
 COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
-    "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
