@@ -17,6 +17,7 @@ from octavo.common.errors import ProtocolError
 from octavo.common.links import StreamCodec
 from octavo.common.messages import generation, kv, step
 from octavo.common.messages.token_rules import TokenRules
+from octavo.v1 import kvmanager_service_pb2 as pb
 
 STREAMS: list[StreamCodec[Any, Any]] = [GENERATE, KV_STEPS, WORKER_STEPS]
 
@@ -28,6 +29,7 @@ uint64 = st.integers(0, 2**64 - 1)
 float32 = st.floats(width=32, allow_nan=False)
 text = st.text(max_size=20)
 ids = st.lists(index, max_size=5).map(tuple)
+id_array = st.lists(index, max_size=5).map(lambda values: array("i", values))
 
 
 def few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
@@ -84,21 +86,25 @@ model = st.builds(
     max_num_seqs=index,
     block_size=index,
 )
+
+
+@st.composite
+def tokens_of_a_batch(draw: st.DrawFn) -> dict[str, Any]:
+    tokens = draw(few(st.tuples(index, index, index, st.none() | logprobs)))
+    batch = generation.TokenBatch()
+    for token in tokens:
+        batch.add(*token)
+    assert [(t.request_no, t.choice_index, t.token_id, t.logprobs) for t in batch.tokens] == tokens
+    return {name: getattr(batch, name) for name in ("request_nos", "choice_indexes", "token_ids", "logprobs")}
+
+
 scheduler_message = st.one_of(
     st.builds(generation.Explained, query_no=index, explanation=st.binary(max_size=9)),
     st.builds(generation.SchedulerStatus, ready=st.booleans(), reason=text, model=st.none() | model),
     st.builds(
-        generation.TokenBatch,
+        lambda tokens, **others: generation.TokenBatch(**tokens, **others),
+        tokens=tokens_of_a_batch(),
         started=few(st.builds(generation.RequestStarted, request_no=index, num_cached_tokens=index)),
-        tokens=few(
-            st.builds(
-                generation.SampledToken,
-                request_no=index,
-                choice_index=index,
-                token_id=index,
-                logprobs=st.none() | logprobs,
-            )
-        ),
         finished=few(
             st.builds(
                 generation.ChoiceFinished,
@@ -153,7 +159,9 @@ kv_request = st.one_of(
         message_no=uint64,
         acknowledged_step=uint64,
         spent=st.lists(st.tuples(number, index), max_size=5),
-        publications=few(st.builds(kv.Publication, sequence_id=uint64, num_computed_tokens=index, new_token_ids=ids)),
+        publications=few(
+            st.builds(kv.Publication, sequence_id=number, num_computed_tokens=index, new_token_ids=id_array)
+        ),
         forks=few(st.builds(kv.Fork, parent_id=uint64, child_id=uint64, num_tokens=index, num_table_tokens=index)),
         releases=few(st.builds(kv.Release, sequence_id=number, last_step=number)),
         returned_credits=st.lists(index, max_size=5),
@@ -299,6 +307,7 @@ def step_plan(draw: st.DrawFn) -> step.StepPlan:
         lengths=draw(rows),
         flags=draw(st.lists(st.integers(0, 7), min_size=num_rows, max_size=num_rows)),
         token_ids=draw(st.lists(index, max_size=6)),
+        groups=draw(few(st.builds(step.SharingGroup, slots=ids, num_blocks=index))),
     )
 
 
@@ -382,6 +391,23 @@ def test_a_damaged_message_is_refused_or_read_but_nothing_worse(
         KV_STEPS.decode_client(bytes(body[: data.draw(st.integers(0, len(body)))]))
     except (ProtocolError, ValueError):
         return
+
+
+def test_columns_that_do_not_fit_together_are_refused() -> None:
+    tokens = generation.TokenBatch(request_nos=[1, 2], choice_indexes=[0, 0], token_ids=[7])
+    with pytest.raises(ProtocolError, match="differ in length"):
+        GENERATE.decode_server(GENERATE.encode_server(tokens))
+    stray = generation.TokenBatch([], [1], [0], [7], {1: generation.TokenLogprobs(0.0, (), ())})
+    with pytest.raises(ProtocolError, match="token 1, and there are 1"):
+        GENERATE.decode_server(GENERATE.encode_server(stray))
+    step_message = pb.KvStep(
+        published_sequence_ids=pack_int64([1]),
+        published_num_computed_tokens=pack_int32([16]),
+        published_num_new_tokens=pack_int32([2]),
+        published_new_token_ids=pack_int32([5]),
+    )
+    with pytest.raises(ProtocolError, match="1 published tokens"):
+        KV_STEPS.decode_client(pb.KvManagerRequest(step=step_message).SerializeToString())
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.method)

@@ -73,7 +73,7 @@ def test_full_blocks_are_published_once_with_the_tokens_that_the_manager_lacks()
     sequence.num_computed_tokens = 6
     account.publish(sequence)
     assert sent(account).publications == [Publication(sequence.sequence_id, 6, ())]
-    sequence.token_ids += [50, 51, 52]
+    sequence.token_ids.extend([50, 51, 52])
     sequence.num_computed_tokens = 7
     account.publish(sequence)
     assert account.take_request(1, 0, is_starving=False) is None

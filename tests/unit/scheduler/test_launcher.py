@@ -71,7 +71,7 @@ def test_last_row_of_a_prompt_with_choices_draws_for_all_of_them() -> None:
 
 def test_block_got_by_a_credit_is_told_as_a_delta() -> None:
     sequence = decoding(block_ids=(10, 11, 12))
-    sequence.token_ids += [78, 79]
+    sequence.token_ids.extend([78, 79])
     sequence.num_computed_tokens = sequence.num_launched_tokens = 12
     selection = select_rows([sequence], account((70, 6)), 32)
     plan, _ = launch(1, selection.rows, Slots(8), [], SharingGroups(4), now=0.0)

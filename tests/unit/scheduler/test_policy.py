@@ -71,7 +71,7 @@ def test_a_victim_is_spared_until_it_has_made_progress_unless_there_is_nobody_el
     other.num_computed_tokens = 50
     assert choose_victim([spared, other], min_progress=2) is other
     assert choose_victim([spared], min_progress=2) is spared
-    spared.token_ids += [4, 4]
+    spared.token_ids.extend([4, 4])
     assert choose_victim([spared, other], min_progress=2) is spared
 
 

@@ -14,7 +14,7 @@ RULES = StopRules(frozenset({2, 3}), max_model_len=20)
 def ending_of(*output: int, num_prompt_tokens: int = 10, **params: Any) -> Ending | None:
     sequence = make_sequence(num_prompt_tokens, **params)
     RULES.apply_to(sequence.request)
-    sequence.token_ids += output
+    sequence.token_ids.extend(output)
     return RULES.ending(sequence)
 
 

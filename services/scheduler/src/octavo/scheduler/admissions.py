@@ -97,7 +97,7 @@ class Admissions:
 
     def _backlog(self) -> list[int]:
         """Tokens to compute of every prompt that has its blocks or has asked for them."""
-        running = self._pool.running.values()
+        running = self._pool.decodes.others.values()
         backlog = [num_left for sequence in running if (num_left := sequence.num_tokens_to_launch) > 1]
         backlog += [len(one.token_ids) for one in self._admitting.values() if not one.is_tentative]
         backlog += [sequence.num_tokens_to_launch for sequence in self._pool.swapping.arriving]

@@ -262,7 +262,9 @@ class SchedulerCore:
                 life.relief.give_up_overdue(now)
                 life.admissions.ask_for_waiting()
                 outbox.kv_request = self._take_kv_request(life, is_idle=self.has_worker and not outbox.plans)
-        outbox.batches = self._requests.take_batches()
+        outbox.batches = self._requests.take_batches(
+            are_tokens_due=self.oldest_launch_at is not None and self.has_worker
+        )
         if self.num_waiting:
             self.log.head_waits(self._places.waiting.peek(), self._why_head_waits())
         self.log.settle(now)

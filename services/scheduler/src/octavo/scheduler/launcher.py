@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from octavo.common.messages.kv import BlockCopy, Transfer
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
 from octavo.scheduler.block_account import BlockAccount
+from octavo.scheduler.decode_rows import DecodeRows, LaunchedDecodes
 from octavo.scheduler.policy import share_budget
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
@@ -33,6 +34,8 @@ class LaunchedStep:
     launched_at: float
     num_tokens: int
     num_prefill_tokens: int
+    decodes: LaunchedDecodes | None = None
+    """Rows before `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Selection:
 
 
 def select_rows(running: Iterable[Sequence], account: BlockAccount, max_num_batched_tokens: int) -> Selection:
-    """Choose rows, and spend the credits that decodes need."""
+    """Choose rows, and spend the credits that decodes need, of sequences whose rows are planned one by one."""
     rows: list[tuple[Sequence, int]] = []
     prefills: list[tuple[Sequence, int]] = []
     num_starved = 0
@@ -80,8 +83,10 @@ def launch(
     now: float,
     acknowledged_step: int = 0,
     transfers: Iterable[Transfer] = (),
+    decodes: DecodeRows | None = None,
 ) -> tuple[StepPlan, LaunchedStep]:
-    """The plan that copies, then computes `rows`, if there are any; moves the sequences' launch counters on."""
+    """The plan that copies, then computes `decodes` and `rows`, if there are any; moves the sequences' launch counters
+    on."""
     plan = StepPlan(
         step_id=step_id,
         closed_slots=slots.drain_closed(),
@@ -91,6 +96,12 @@ def launch(
     )
     for slot in plan.closed_slots:
         sharing.close(slot)
+    launched_decodes = None
+    if decodes is not None and len(decodes):
+        for sequence in decodes.grown():
+            _tell_worker(plan, sequence, sharing)
+        launched_decodes = decodes.launch(plan)
+    num_decodes = len(plan.slots)
     launched: list[LaunchedRow] = []
     all_flags, starts, input_ids = plan.flags, plan.starts, plan.token_ids
     for sequence, length in rows:
@@ -118,9 +129,9 @@ def launch(
     plan.slots.extend([sequence.slot for sequence, _ in rows])
     plan.lengths.extend([length for _, length in rows])
     plan.groups.extend(sharing.of_rows(plan.slots))
-    num_tokens = sum(plan.lengths)
-    num_prefill_tokens = sum(length for length in plan.lengths if length > 1) if num_tokens > len(rows) else 0
-    return plan, LaunchedStep(step_id, launched, now, num_tokens, num_prefill_tokens)
+    num_tokens = num_decodes + sum([length for _, length in rows])
+    num_prefill_tokens = sum([length for _, length in rows if length > 1])
+    return plan, LaunchedStep(step_id, launched, now, num_tokens, num_prefill_tokens, launched_decodes)
 
 
 def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[BlockCopy]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import prometheus_client
 
 from octavo.common import runtime
@@ -21,6 +23,7 @@ async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
         connect_kvmanager=lambda: connect(config.kvmanager, KV_STEPS, config.connect_timeout_s),
         connect_worker=lambda: connect(config.worker, WORKER_STEPS, config.connect_timeout_s),
     )
+    gc.disable()  # the server collects when nothing runs
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
     admin = AdminServicer(lambda: server.not_ready_reason)
     listener = await listen(config.listen, GENERATE, server.accept, [SchedulerServicer(server).add_to, admin.add_to])

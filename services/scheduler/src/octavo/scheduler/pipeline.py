@@ -48,13 +48,14 @@ class Pipeline:
         has_room = len(steps) < self._depth
         while len(steps) < self._depth:
             if steps.barrier > steps.last_launched:
-                self._launch_step([], [], plans, now)
+                self._launch_step([], [], plans, now, is_barrier=True)
                 continue
             selection = self._select_rows()
             if selection.num_starved and not has_kvmanager and self._recycle():
                 selection = self._select_rows()
             self._relief.note_starved(selection.num_starved)
-            if not selection.rows and not swapping.needs_plan(is_idle=not len(steps)):
+            has_rows = selection.rows or len(self._pool.decodes)
+            if not has_rows and not swapping.needs_plan(is_idle=not len(steps)):
                 break
             self._launch_step(selection.rows, swapping.take_transfers(), plans, now)
         if has_kvmanager:
@@ -63,12 +64,21 @@ class Pipeline:
             self._note_stall(launched=bool(plans), now=now)
 
     def _select_rows(self) -> Selection:
-        return select_rows(self._pool.running.values(), self._pool.account, self._max_num_batched_tokens)
+        pool = self._pool
+        pool.decodes.find_blocks(pool.account)
+        budget = self._max_num_batched_tokens - len(pool.decodes)
+        return select_rows(pool.decodes.others.values(), pool.account, budget)
 
     def _launch_step(
-        self, rows: list[tuple[Sequence, int]], transfers: list[Transfer], plans: list[StepPlan], now: float
+        self,
+        rows: list[tuple[Sequence, int]],
+        transfers: list[Transfer],
+        plans: list[StepPlan],
+        now: float,
+        *,
+        is_barrier: bool = False,
     ) -> None:
-        steps = self._pool.steps
+        steps, decodes = self._pool.steps, self._pool.decodes
         plan, step = launch(
             steps.last_launched + 1,
             rows,
@@ -78,7 +88,12 @@ class Pipeline:
             now,
             acknowledged_step=steps.last_acknowledged,
             transfers=transfers,
+            decodes=None if is_barrier else decodes,
         )
+        if step.decodes is not None:
+            decodes.end_launch()
+        for sequence, _ in rows:
+            decodes.enter_if_steady(sequence)
         steps.launched(step)
         plans.append(plan)
 

@@ -41,6 +41,7 @@ class Places:
 
     def lose_pool(self, interrupted: list[Sequence]) -> None:
         """The pool is gone. `interrupted`: all that held or had asked for blocks of it, kept choices aside."""
+        self._held.decodes.disband()
         self._pool = None
         for sequence in self.waiting:
             sequence.has_arrived = False

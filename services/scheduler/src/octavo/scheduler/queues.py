@@ -74,8 +74,9 @@ class WaitingQueue:
 
     def wake(self, leader_id: int) -> None:
         """The leader has published a block, or computes no more: its followers are in line again."""
-        for sequence in self._followers.pop(leader_id, {}).values():
-            self._enqueue(sequence)
+        if leader_id in self._followers:
+            for sequence in self._followers.pop(leader_id).values():
+                self._enqueue(sequence)
 
     def wake_all(self) -> None:
         for leader_id in list(self._followers):

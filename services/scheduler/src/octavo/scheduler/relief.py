@@ -86,6 +86,7 @@ class Relief:
         self._stats.num_preemptions += 1
         victim.num_preemptions += 1
         self.has_starved = False
+        self._pool.decodes.leave(victim)
         if victim.num_steps_in_flight:
             victim.state = SequenceState.LEAVING
         else:

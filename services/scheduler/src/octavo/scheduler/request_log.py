@@ -306,3 +306,4 @@ class RequestLog:
             del self._by_id[record.request_id]
         for own in record.sequences:
             self._sequences.pop(own.sequence_id, None)
+        record.sequences.clear()  # each refers to the record

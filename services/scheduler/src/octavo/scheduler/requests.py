@@ -22,6 +22,7 @@ from octavo.common.messages.generation import (
 from octavo.scheduler.beams import Beams
 from octavo.scheduler.branches import SharedTokens, find_shared_tokens
 from octavo.scheduler.core_settings import CoreSettings
+from octavo.scheduler.decode_rows import CHOICE, GATEWAY, REQUEST, Columns
 from octavo.scheduler.places import Places
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.sequence import Request, Sequence, SequenceState
@@ -136,21 +137,39 @@ class Requests:
         request = sequence.request
         self._stats.num_output_tokens += 1
         batch = self._batches.get(request.gateway_id) or self.batch(request.gateway_id)
-        batch.tokens.append(SampledToken(request.request_no, sequence.choice_index, token_id, logprobs))
+        batch.add(request.request_no, sequence.choice_index, token_id, logprobs)
         if token_id not in request.ending_ids and len(sequence.token_ids) < request.max_len:
             return True
+        self.end_by_last_token(sequence)
+        return False
+
+    def send_tokens(self, columns: Columns, token_ids: list[int]) -> None:
+        """Send on one sampled token for each of these rows."""
+        self._stats.num_output_tokens += len(token_ids)
+        gateways = columns[GATEWAY]
+        for gateway_id in set(gateways.tolist()):
+            batch = self.batch(gateway_id)
+            is_its = gateways == gateway_id
+            own = columns[:, is_its]
+            batch.request_nos.extend(own[REQUEST].tolist())
+            batch.choice_indexes.extend(own[CHOICE].tolist())
+            batch.token_ids.extend(itertools.compress(token_ids, is_its.tolist()))
+
+    def end_by_last_token(self, sequence: Sequence) -> None:
+        """Its last token ends it."""
         ending = self._rules.ending(sequence)
         assert ending is not None
-        self.end_choice(request, sequence.choice_index, ending, is_kept=True)
-        return False
+        self.end_choice(sequence.request, sequence.choice_index, ending, is_kept=True)
 
     def accept_answer(self, request: Request, choice_index: int, tokens: list[SampledToken]) -> None:
         """A choice is there as a whole, and ends with it."""
         self._stats.num_output_tokens += len(tokens)
-        self.batch(request.gateway_id).tokens.extend(tokens)
+        batch = self.batch(request.gateway_id)
+        for token in tokens:
+            batch.add(token.request_no, token.choice_index, token.token_id, token.logprobs)
         token_ids = request.leader.token_ids[: request.num_prompt_tokens]
         sequence = self.new_sequence(request, choice_index, request.leader.arrival_no, token_ids)
-        sequence.token_ids += [token.token_id for token in tokens]
+        sequence.token_ids.extend([token.token_id for token in tokens])
         sequence.state = SequenceState.FINISHED
         self._log.token_came(sequence)
         request.live[choice_index] = sequence
@@ -175,6 +194,7 @@ class Requests:
                 sequence = request.leader
             for beam in request.beams.sequences if request.beams is not None else ():
                 self._places.drop(beam)
+            del request.leader
         elif not request.has_fanned_out:
             return
         if sequence is None:
@@ -210,6 +230,7 @@ class Requests:
         del self._live[request.gateway_id, request.request_no]
         for sequence in request.sequences:
             self._places.drop(sequence)
+        del request.leader
         self._tell_failure(request.gateway_id, request.request_no, error)
 
     def forget(self, forget: Forget) -> None:
@@ -225,9 +246,14 @@ class Requests:
     def batch(self, gateway_id: int) -> TokenBatch:
         return self._batches.setdefault(gateway_id, TokenBatch())
 
-    def take_batches(self) -> dict[int, TokenBatch]:
-        """By gateway."""
-        batches, self._batches = self._batches, {}
+    def take_batches(self, *, are_tokens_due: bool) -> dict[int, TokenBatch]:
+        """By gateway. If tokens are due with the next result, those that only tell of beginnings wait for them."""
+        batches = self._batches
+        self._batches = {}
+        if are_tokens_due:
+            for gateway_id, batch in list(batches.items()):
+                if not (batch.token_ids or batch.finished or batch.failed):
+                    self._batches[gateway_id] = batches.pop(gateway_id)
         return batches
 
     def _tell_failure(self, gateway_id: int, request_no: int, error: OctavoError) -> None:

@@ -10,6 +10,7 @@ from octavo.common.messages.generation import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.scheduler.beams import Beams
+    from octavo.scheduler.decode_rows import DecodeRows
 
 _MASK_64 = 2**64 - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
@@ -35,7 +36,8 @@ class Request:
     live: dict[int, Sequence | None] = field(default_factory=dict)
     """Choices that have not ended -> their sequence; None before the prompt's last row has drawn for it."""
     leader: Sequence = field(init=False)
-    """Computes the prompt, and is choice 0 after it."""
+    """Computes the prompt, and is choice 0 after it. Gone once the request has ended, so that none of its objects waits
+    for the collector of cycles."""
     has_fanned_out: bool = False
     """Every choice has a sequence of its own: there is one choice, or the prompt's last row has been sampled."""
     ending_ids: frozenset[int] = frozenset()
@@ -108,7 +110,7 @@ class Sequence:
     request: Request
     choice_index: int
     arrival_no: int
-    token_ids: list[int]
+    _token_ids: list[int]
     state: SequenceState = SequenceState.WAITING
     is_aborted: bool = False
     """To be dropped as soon as the KV manager has answered (or, before the fan-out, when the prompt is done)."""
@@ -122,7 +124,7 @@ class Sequence:
     num_given_blocks: int = 0
     """Leading blocks of the table that came with its admission or fork; later ones were credits."""
 
-    num_computed_tokens: int = 0
+    _num_computed_tokens: int = 0
     num_launched_tokens: int = 0
     num_pending_samples: int = 0
     num_steps_in_flight: int = 0
@@ -136,6 +138,12 @@ class Sequence:
     """When it was swapped."""
     num_shared_tokens: int = 0
     """While FORKING: the positions that it asked to share."""
+    decodes: DecodeRows | None = None
+    """Plans its rows and keeps its latest tokens, while it does nothing but decode."""
+    row: int = -1
+    """Its place in there."""
+    num_settled_launches: int = 0
+    """Launches of `decodes` whose tokens are in `token_ids`."""
     is_host_fed: bool = False
     """Its next input is chosen here, from the result: no row is planned while a sample is on its way."""
     awaits_token: bool = True
@@ -160,6 +168,28 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.priority = self.request.priority
+
+    @property
+    def token_ids(self) -> list[int]:
+        if self.decodes is not None and self.num_settled_launches < self.decodes.num_arrived:
+            self.decodes.settle(self)
+        return self._token_ids
+
+    @property
+    def num_computed_tokens(self) -> int:
+        if self.decodes is not None and self.num_settled_launches < self.decodes.num_arrived:
+            self.decodes.settle(self)
+        return self._num_computed_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, number: int) -> None:
+        self._num_computed_tokens = number
+
+    def take_tokens(self, token_ids: list[int], num_settled_launches: int) -> None:
+        """Rows of one position each have brought these."""
+        self.num_settled_launches = num_settled_launches
+        self._token_ids += token_ids
+        self._num_computed_tokens += len(token_ids)
 
     @property
     def num_new_tokens(self) -> int:

@@ -50,6 +50,9 @@ WorkerLink = Link[WorkerRequest, WorkerReply]
 GatewayLink = Link[SchedulerMessage, GatewayMessage]
 
 _WATCH_INTERVAL_S = 0.5
+_COLLECTION_INTERVAL_S = 10.0
+_LATEST_COLLECTION_S = 600.0
+"""After so long the collector runs even while requests do."""
 _UNTOLD_ABSENCE_S = 2.0
 """For that long after a link is lost that may go on, gateways send requests as before, which wait."""
 
@@ -119,6 +122,7 @@ class SchedulerServer:
         self._status = SchedulerStatus(ready=False, reason="not connected to a worker yet", model=None)
         self._kv_asked_at: float | None = None
         self._is_draining = False
+        self._collected_at = time.monotonic()
         self._idle = asyncio.Event()
         """No request is alive."""
 
@@ -238,6 +242,7 @@ class SchedulerServer:
         self._came_back(self._kvmanager)
         gc.collect()
         gc.freeze()
+        self._collected_at = time.monotonic()
         self._advance()
 
     def _on_kv_message(self, message: KvManagerReply) -> None:
@@ -283,6 +288,14 @@ class SchedulerServer:
                 self._kvmanager.give_up(error, can_resume=True)
             self._judge_absence(now)
             self._advance()
+            self._collect_garbage(now)
+
+    def _collect_garbage(self, now: float) -> None:
+        """Between steps a search for cycles takes as long as many steps, and finds next to nothing."""
+        since_s = now - self._collected_at
+        if since_s > _LATEST_COLLECTION_S or (since_s > _COLLECTION_INTERVAL_S and not self.core.num_requests):
+            gc.collect()
+            self._collected_at = now
 
     def _judge_absence(self, now: float) -> None:
         """A short one is a pause that no client need know of; a long one fails what waits for it."""

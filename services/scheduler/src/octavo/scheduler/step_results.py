@@ -8,6 +8,7 @@ from octavo.common.errors import InvalidRequestError, NumericError
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.step import GRAMMAR_FAILED, NOT_FINITE, NOT_READY, StepResult
 from octavo.scheduler.beam_progress import BeamProgress
+from octavo.scheduler.decode_rows import LaunchedDecodes
 from octavo.scheduler.forks import Forks
 from octavo.scheduler.launcher import LaunchedStep
 from octavo.scheduler.places import Places
@@ -60,30 +61,55 @@ class StepResults:
         if result.finished_transfers or step.num_prefill_tokens:
             self._take_measures(step, result)
         token_ids, logprobs = result.token_ids, result.logprobs
-        block_size = self._publication_size
-        accept_token = self._requests.accept_token
         end_sample = 0
+        if step.decodes is not None:
+            end_sample = len(step.decodes)
+            self._accept_decodes(step.decodes, token_ids[:end_sample])
         for sequence, end, num_samples in step.rows:
             begin_sample, end_sample = end_sample, end_sample + num_samples
-            sequence.num_steps_in_flight -= 1
-            if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
-                self._stats.num_wasted_rows += 1
-                continue
-            if num_samples and token_ids[begin_sample] == NOT_READY:
-                end, num_samples = sequence.undo_sample(), 0
-                self._stats.num_wasted_rows += 1
-            sequence.num_computed_tokens = end
-            if end >= (sequence.num_published_blocks + 1) * block_size:
-                self._pool.account.publish(sequence)
-                self._places.waiting.wake(sequence.sequence_id)
-            if num_samples == 1 and not logprobs and (token_id := token_ids[begin_sample]) >= 0:
-                sequence.num_pending_samples -= 1
-                accept_token(sequence, token_id, None)
-            elif num_samples:
-                row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
-                self._accept_samples(sequence, token_ids[begin_sample:end_sample], row_logprobs)
-            if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
-                self._relief.give_way(sequence)
+            row_logprobs = logprobs[begin_sample:end_sample] if logprobs else _NO_LOGPROBS
+            self._accept_row(sequence, end, token_ids[begin_sample:end_sample], row_logprobs)
+
+    def _accept_decodes(self, rows: LaunchedDecodes, token_ids: list[int]) -> None:
+        """Rows of which each has one sample: those of sequences that have left first, then all others at once."""
+        decodes = self._pool.decodes
+        if NOT_FINITE in token_ids:
+            decodes.leave_where(rows, token_ids, NOT_FINITE)
+        seen: set[int] = set()
+        while unseen := rows.gone.keys() - seen:  # more are gone if a request fails, all of whose choices leave
+            for row in sorted(unseen):
+                self._accept_row(rows.gone[row], rows.end(row), token_ids[row : row + 1], _NO_LOGPROBS)
+            seen |= unseen
+        columns, token_ids = decodes.take(rows, token_ids)
+        self._requests.send_tokens(columns, token_ids)
+        for sequence in decodes.settle_full():
+            self._publish(sequence)
+        for sequence in decodes.ended(columns, token_ids):
+            self._requests.end_by_last_token(sequence)
+
+    def _accept_row(
+        self, sequence: Sequence, end: int, token_ids: list[int], logprobs: Sequence_[TokenLogprobs | None]
+    ) -> None:
+        """All is computed below position `end` now."""
+        sequence.num_steps_in_flight -= 1
+        if sequence.state in (SequenceState.FINISHED, SequenceState.KEPT):
+            self._stats.num_wasted_rows += 1
+            return
+        if token_ids and token_ids[0] == NOT_READY:
+            end, token_ids = sequence.undo_sample(), []
+            self._stats.num_wasted_rows += 1
+        sequence.num_computed_tokens = end
+        self._publish(sequence)
+        if token_ids:
+            self._accept_samples(sequence, token_ids, logprobs)
+        if sequence.state is SequenceState.LEAVING and not sequence.num_steps_in_flight:
+            self._relief.give_way(sequence)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Tell of blocks that are full by now."""
+        if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self._publication_size:
+            self._pool.account.publish(sequence)
+            self._places.waiting.wake(sequence.sequence_id)
 
     def _take_measures(self, step: LaunchedStep, result: StepResult) -> None:
         """What the step tells of rates, and of copies that sequences wait for."""

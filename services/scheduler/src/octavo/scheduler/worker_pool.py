@@ -8,6 +8,7 @@ from octavo.common.errors import MessageGapError
 from octavo.common.messages.generation import ModelInfo
 from octavo.common.messages.kv import BlockCopy
 from octavo.scheduler.block_account import BlockAccount
+from octavo.scheduler.decode_rows import DecodeRows
 from octavo.scheduler.launcher import LaunchedStep, without_targets
 from octavo.scheduler.queues import Slots
 from octavo.scheduler.sequence import Sequence, SequenceState
@@ -60,6 +61,7 @@ class WorkerPool:
         self.slots = Slots(model.max_num_seqs)
         self.swapping = Swapping(self.account, self.slots)
         self.steps = StepsInFlight()
+        self.decodes = DecodeRows(model.block_size, model.max_num_seqs)
         self.running: dict[int, Sequence] = {}
         """RUNNING and LEAVING sequences, in the order of admission."""
         self._copies: list[BlockCopy] = []
@@ -68,10 +70,12 @@ class WorkerPool:
         """All its blocks hold what they should."""
         sequence.state = SequenceState.RUNNING
         self.running[sequence.sequence_id] = sequence
+        self.decodes.add(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """It gets no further row. What becomes of its state, blocks and slot is the caller's business."""
         del self.running[sequence.sequence_id]
+        self.decodes.remove(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Give up the sequence's blocks, and copies into them that are not made yet."""

@@ -22,7 +22,6 @@ from octavo.common.messages.generation import (
     ModelInfo,
     RequestFailed,
     RequestStarted,
-    SampledToken,
     SamplingParams,
     SchedulerMessage,
     SchedulerStatus,
@@ -213,7 +212,6 @@ def _status_from_proto(status: pb.SchedulerStatus) -> SchedulerStatus:
 
 
 def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
-    tokens = batch.tokens
     return pb.TokenBatch(
         started=[
             pb.RequestStarted(
@@ -223,12 +221,10 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
             )
             for started in batch.started
         ],
-        token_request_nos=pack_int32([token.request_no for token in tokens]),
-        token_choice_indexes=pack_int32([token.choice_index for token in tokens]),
-        token_ids=pack_int32([token.token_id for token in tokens]),
-        logprobs=[
-            logprobs_to_proto(index, token.logprobs) for index, token in enumerate(tokens) if token.logprobs is not None
-        ],
+        token_request_nos=pack_int32(batch.request_nos),
+        token_choice_indexes=pack_int32(batch.choice_indexes),
+        token_ids=pack_int32(batch.token_ids),
+        logprobs=[logprobs_to_proto(place, logprobs) for place, logprobs in batch.logprobs.items()],
         finished=[
             pb.ChoiceFinished(
                 request_no=end.request_no,
@@ -243,19 +239,19 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
 
 
 def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
+    num_bytes = len(batch.token_ids)
+    if not len(batch.token_request_nos) == len(batch.token_choice_indexes) == num_bytes:
+        raise ProtocolError("the columns of a token batch differ in length")
     logprobs = {entry.token_index: logprobs_from_proto(entry) for entry in batch.logprobs}
-    rows = zip(
-        unpack_int32(batch.token_request_nos),
-        unpack_int32(batch.token_choice_indexes),
-        unpack_int32(batch.token_ids),
-        strict=True,
-    )
+    token_ids = unpack_int32(batch.token_ids)
+    if logprobs and max(logprobs) >= len(token_ids):
+        raise ProtocolError(f"log-probabilities of token {max(logprobs)}, and there are {len(token_ids)}")
     return TokenBatch(
         started=[RequestStarted(s.request_no, s.num_cached_tokens, s.num_prompt_tokens) for s in batch.started],
-        tokens=[
-            SampledToken(request_no, choice_index, token_id, logprobs.get(index))
-            for index, (request_no, choice_index, token_id) in enumerate(rows)
-        ],
+        request_nos=unpack_int32(batch.token_request_nos),
+        choice_indexes=unpack_int32(batch.token_choice_indexes),
+        token_ids=token_ids,
+        logprobs=logprobs,
         finished=[
             ChoiceFinished(
                 request_no=end.request_no,

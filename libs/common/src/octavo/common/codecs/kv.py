@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError
 
 from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int32_array, unpack_int64
@@ -24,6 +26,8 @@ from octavo.common.messages.kv import (
     SwapOut,
 )
 from octavo.v1 import kvmanager_service_pb2 as pb
+
+First = TypeVar("First")
 
 
 def encode_request(message: KvManagerRequest) -> bytes:
@@ -128,7 +132,7 @@ def _declaration_from_proto(declaration: pb.DeclarePool) -> DeclarePool:
     )
 
 
-def _pairs(first: list[int], second: list[int]) -> list[tuple[int, int]]:
+def _pairs(first: list[First], second: list[int]) -> list[tuple[First, int]]:
     if len(first) != len(second):
         raise ProtocolError(f"arrays of {len(first)} and {len(second)} items belong together")
     return list(zip(first, second, strict=True))
@@ -144,19 +148,16 @@ def _fork_to_proto(fork: Fork) -> pb.Fork:
 
 
 def _step_to_proto(step: KvRequest) -> pb.KvStep:
+    publications = step.publications
     return pb.KvStep(
         message_no=step.message_no,
         acknowledged_step=step.acknowledged_step,
         spent_sequence_ids=pack_int64([sequence_id for sequence_id, _ in step.spent]),
         spent_block_ids=pack_int32([block_id for _, block_id in step.spent]),
-        publications=[
-            pb.Publication(
-                sequence_id=item.sequence_id,
-                num_computed_tokens=item.num_computed_tokens,
-                new_token_ids=pack_int32(item.new_token_ids),
-            )
-            for item in step.publications
-        ],
+        published_sequence_ids=pack_int64([item.sequence_id for item in publications]),
+        published_num_computed_tokens=pack_int32([item.num_computed_tokens for item in publications]),
+        published_num_new_tokens=pack_int32([len(item.new_token_ids) for item in publications]),
+        published_new_token_ids=pack_int32([token_id for item in publications for token_id in item.new_token_ids]),
         forks=[_fork_to_proto(fork) for fork in step.forks],
         released_sequence_ids=pack_int64([release.sequence_id for release in step.releases]),
         released_last_steps=pack_int64([release.last_step for release in step.releases]),
@@ -193,15 +194,28 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
     )
 
 
+def _publications_from_proto(step: pb.KvStep) -> list[Publication]:
+    if not step.published_sequence_ids:
+        return []
+    new_token_ids = unpack_int32_array(step.published_new_token_ids)
+    publications, end = [], 0
+    for (sequence_id, num_computed_tokens), num_new_tokens in _pairs(
+        _pairs(unpack_int64(step.published_sequence_ids), unpack_int32(step.published_num_computed_tokens)),
+        unpack_int32(step.published_num_new_tokens),
+    ):
+        begin, end = end, end + max(0, num_new_tokens)
+        publications.append(Publication(sequence_id, num_computed_tokens, new_token_ids[begin:end]))
+    if end != len(new_token_ids):
+        raise ProtocolError(f"{len(new_token_ids)} published tokens, and publications of {end}")
+    return publications
+
+
 def _step_from_proto(step: pb.KvStep) -> KvRequest:
     return KvRequest(
         message_no=step.message_no,
         acknowledged_step=step.acknowledged_step,
         spent=_pairs(unpack_int64(step.spent_sequence_ids), unpack_int32(step.spent_block_ids)),
-        publications=[
-            Publication(item.sequence_id, item.num_computed_tokens, tuple(unpack_int32(item.new_token_ids)))
-            for item in step.publications
-        ],
+        publications=_publications_from_proto(step),
         forks=[Fork(item.parent_id, item.child_id, item.num_tokens, item.num_table_tokens) for item in step.forks],
         releases=[
             Release(sequence_id, last_step)

@@ -81,7 +81,9 @@ def _plan_to_proto(plan: StepPlan) -> pb.StepPlan:
         row_flags=bytes(plan.flags),
         token_ids=pack_int32(plan.token_ids),
         transfers=[transfer_to_proto(transfer) for transfer in plan.transfers],
-        groups=[pb.SharingGroup(slots=pack_int32(group.slots), num_blocks=group.num_blocks) for group in plan.groups],
+        group_slots=pack_int32([slot for group in plan.groups for slot in group.slots]),
+        group_num_slots=pack_int32([len(group.slots) for group in plan.groups]),
+        group_num_blocks=pack_int32([group.num_blocks for group in plan.groups]),
         acknowledged_step=plan.acknowledged_step,
     )
 
@@ -111,7 +113,7 @@ def _plan_from_proto(plan: pb.StepPlan) -> StepPlan:
         flags=list(plan.row_flags),
         token_ids=unpack_int32(plan.token_ids),
         transfers=[transfer_from_proto(transfer) for transfer in plan.transfers],
-        groups=[SharingGroup(tuple(unpack_int32(group.slots)), group.num_blocks) for group in plan.groups],
+        groups=_groups_from_proto(plan),
         acknowledged_step=plan.acknowledged_step,
     )
 
@@ -146,6 +148,17 @@ def _deltas_from_proto(plan: pb.StepPlan) -> list[TableDelta]:
         begin, end = end, end + num_blocks
         deltas.append(TableDelta(slot, start_index, tuple(block_ids[begin:end]), tuple(generations[begin:end])))
     return deltas
+
+
+def _groups_from_proto(plan: pb.StepPlan) -> list[SharingGroup]:
+    slots = unpack_int32(plan.group_slots)
+    groups, end = [], 0
+    for num_slots, num_blocks in zip(
+        unpack_int32(plan.group_num_slots), unpack_int32(plan.group_num_blocks), strict=True
+    ):
+        begin, end = end, end + num_slots
+        groups.append(SharingGroup(tuple(slots[begin:end]), num_blocks))
+    return groups
 
 
 def encode_reply(message: WorkerReply) -> bytes:

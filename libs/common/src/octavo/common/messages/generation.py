@@ -180,9 +180,30 @@ class TokenBatch:
     """Everything that one step brought for one gateway."""
 
     started: list[RequestStarted] = field(default_factory=list)
-    tokens: list[SampledToken] = field(default_factory=list)
+    request_nos: list[int] = field(default_factory=list)
+    """Of each token; the tokens are in columns, since a step brings one for every sequence."""
+    choice_indexes: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By the token's place, of those that were asked for."""
     finished: list[ChoiceFinished] = field(default_factory=list)
     failed: list[RequestFailed] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[SampledToken]:
+        """One object for each token."""
+        tokens = list(map(SampledToken, self.request_nos, self.choice_indexes, self.token_ids))
+        for place, logprobs in self.logprobs.items():
+            tokens[place].logprobs = logprobs
+        return tokens
+
+    def add(self, request_no: int, choice_index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Append one token."""
+        if logprobs is not None:
+            self.logprobs[len(self.token_ids)] = logprobs
+        self.request_nos.append(request_no)
+        self.choice_indexes.append(choice_index)
+        self.token_ids.append(token_id)
 
 
 @dataclass(frozen=True, slots=True)

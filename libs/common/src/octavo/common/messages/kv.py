@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class Verdict(enum.IntEnum):
@@ -83,14 +84,16 @@ class DeclarePool:
     """Of all generations that the scheduler was told or made: the worker has seen no higher one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Blocks of a sequence that are full and computed: they become findable by their hash."""
+class Publication(NamedTuple):
+    """Blocks of a sequence that are full and computed: they become findable by their hash.
+
+    A tuple, as a sixteenth of all sequences has one in each step.
+    """
 
     sequence_id: int
     num_computed_tokens: int
     """Positions whose K and V are written, for accepted tokens only."""
-    new_token_ids: tuple[int, ...] = ()
+    new_token_ids: Sequence[int] = ()
     """Tokens of the sequence that the manager has not been told yet, in order, up to the last full block."""
 
 

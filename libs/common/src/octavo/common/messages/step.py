@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.kv import BlockCopy, Transfer
@@ -92,9 +93,8 @@ class OpenSlot:
     rules: SlotRules | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TableDelta:
-    """Block ids appended to a slot's block table."""
+class TableDelta(NamedTuple):
+    """Block ids appended to a slot's block table. A tuple, as a sixteenth of all slots has one in each step."""
 
     slot: int
     start_index: int
