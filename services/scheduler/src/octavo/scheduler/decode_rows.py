@@ -33,7 +33,7 @@ class LaunchedDecodes:
     """Rows whose sequences have left since."""
 
     def __len__(self) -> int:
-        return self.columns.shape[1]
+        return len(self.columns[_SLOT])
 
     def end(self, row: int) -> int:
         """Position below which all is computed once the step is done."""

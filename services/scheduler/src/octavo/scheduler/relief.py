@@ -53,8 +53,8 @@ class Relief:
             self._log_starved()
 
     def _log_starved(self) -> None:
-        running, block_size = self._pool.running.values(), self._pool.account.block_size
-        starved = [sequence for sequence in running if sequence.lacks_block(block_size)] if self.has_starved else []
+        others, block_size = self._pool.decodes.others.values(), self._pool.account.block_size
+        starved = [sequence for sequence in others if sequence.lacks_block(block_size)] if self.has_starved else []
         for sequence in starved:
             if sequence not in self._starved:
                 self._log.waits(sequence, WaitCause.NO_CREDIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
 
-from octavo.common.errors import InvalidRequestError, NumericError
+from octavo.common.errors import InvalidRequestError, NumericError, ProtocolError
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.step import GRAMMAR_FAILED, NOT_FINITE, NOT_READY, StepResult
 from octavo.scheduler.beam_progress import BeamProgress
@@ -53,7 +53,8 @@ class StepResults:
         self._publication_size = pool.account.block_size if publishes else _NEVER_FULL
 
     def accept(self, result: StepResult) -> None:
-        """Accept what a step brought. Raises MessageGapError if it is not the oldest step on its way."""
+        """Accept what a step brought. Raises MessageGapError if it is not the oldest step on its way, and
+        ProtocolError if it has another number of samples than the step."""
         step = self._pool.steps.acknowledge(result.step_id)
         self._stats.num_steps += 1
         self._stats.worker_busy_s += result.compute_us * 1e-6
@@ -61,6 +62,9 @@ class StepResults:
         if result.finished_transfers or step.num_prefill_tokens:
             self._take_measures(step, result)
         token_ids, logprobs = result.token_ids, result.logprobs
+        num_samples = sum([number for *_, number in step.rows], len(step.decodes or ()))
+        if len(token_ids) != num_samples or len(logprobs) not in (0, num_samples):
+            raise ProtocolError(f"{len(token_ids)} samples of step {step.step_id}, which takes {num_samples}")
         end_sample = 0
         if step.decodes is not None:
             end_sample = len(step.decodes)
