@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -169,6 +169,8 @@ class TokenChain:
         self.namespace = hasher.namespace(salt, adapter, adapter_generation)
         self.keys: list[BlockKey] = []
         """Of the leading blocks that are hashed."""
+        self._parent, self._check = self.namespace.root, 0
+        """Digest and check of the last of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -186,7 +188,7 @@ class TokenChain:
         """Whether this is the base model's chain of exactly these tokens and this salt."""
         return self._packed == packed_tokens and self._origin == (salt, "", 0)
 
-    def append(self, token_ids: Iterable[int]) -> None:
+    def append(self, token_ids: Collection[int]) -> None:
         if not isinstance(self._packed, bytearray):
             self._packed = bytearray(self._packed)
         self._packed += pack_int32(token_ids)
@@ -203,15 +205,18 @@ class TokenChain:
         digest, before_parent, before_tokens = hasher.digest, hasher.before_parent, hasher.before_tokens
         marks = self.namespace.marks
         stride = hasher.block_size * TOKEN_BYTES
-        parent, check = (digest_of(keys[-1]), token_check(keys[-1])) if keys else (self.namespace.root, 0)
+        parent, check = self._parent, self._check
         for start in range(len(keys) * stride, num_blocks * stride, stride):
             tokens = packed[start : start + stride]
             check = crc32(tokens, check)
             parent = digest(before_parent + parent + before_tokens + tokens)
             keys.append(parent + check.to_bytes(4, "little") + marks)
+        self._parent, self._check = parent, check
 
     def fork(self, num_tokens: int) -> TokenChain:
         """The chain of the first `num_tokens` tokens, or of all if fewer are known."""
         child = TokenChain(self._hasher, bytes(self._packed[: num_tokens * TOKEN_BYTES]), *self._origin)
         child.keys = self.keys[: child.num_full_blocks]
+        if child.keys:
+            child._parent, child._check = digest_of(child.keys[-1]), token_check(child.keys[-1])
         return child

@@ -96,7 +96,8 @@ class BlockPool:
         self._fences_closed: list[int] = []
         """Heap of the keys of `_quarantine`."""
 
-    def counts(self) -> PoolCounts:
+    def counts(self, host_free: int = 0, host_swapped: int = 0, host_cached: int = 0) -> PoolCounts:
+        """Blocks by state, beside those of the host, which are counted elsewhere."""
         return PoolCounts(
             free=len(self.free),
             granted=len(self.granted),
@@ -104,6 +105,9 @@ class BlockPool:
             cached=len(self.cached),
             quarantined=self._num_quarantined,
             transferring=self._num_transferring,
+            host_free=host_free,
+            host_swapped=host_swapped,
+            host_cached=host_cached,
         )
 
     @property

@@ -135,28 +135,26 @@ class BlockTables:
 
         Raises ProtocolError if there is no such table, if it is shorter than the tokens, or if a token is missing.
         """
-        table = self.table(publication.sequence_id)
-        num_full_blocks = publication.num_computed_tokens // self.block_size
-        num_tokens = table.chain.num_tokens + len(publication.new_token_ids)
-        if max(publication.num_computed_tokens, num_tokens) > len(table.block_ids) * self.block_size:
-            raise ProtocolError(f"sequence {publication.sequence_id} is longer than its table")
-        if num_full_blocks * self.block_size > num_tokens:
-            raise ProtocolError(
-                f"sequence {publication.sequence_id} has {publication.num_computed_tokens} tokens computed,"
-                f" {num_tokens} told"
-            )
-        if publication.new_token_ids:
-            table.chain.append(publication.new_token_ids)
-        if not table.is_publishing or num_full_blocks <= table.num_published_blocks:
-            return
+        sequence_id, num_computed_tokens, new_token_ids = publication
+        table = self.table(sequence_id)
         chain, block_ids, first = table.chain, table.block_ids, table.num_published_blocks
+        num_full_blocks = num_computed_tokens // self.block_size
+        num_tokens = chain.num_tokens + len(new_token_ids)
+        if max(num_computed_tokens, num_tokens) > len(block_ids) * self.block_size:
+            raise ProtocolError(f"sequence {sequence_id} is longer than its table")
+        if num_full_blocks * self.block_size > num_tokens:
+            raise ProtocolError(f"sequence {sequence_id} has {num_computed_tokens} tokens computed, {num_tokens} told")
+        if new_token_ids:
+            chain.append(new_token_ids)
+        if not table.is_publishing or num_full_blocks <= first:
+            return
         chain.hash_up_to(num_full_blocks)
         keys, publish = chain.keys, self._blocks.publish
         parent = keys[first - 1] if first else None
         for index in range(first, num_full_blocks):
             publish(block_ids[index], keys[index], parent)
             parent = keys[index]
-        self._end_claims(publication.sequence_id, table, num_full_blocks)
+        self._end_claims(sequence_id, table, num_full_blocks)
         table.num_published_blocks = num_full_blocks
 
     def release(self, sequence_id: int, last_step: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from octavo.common.errors import MessageGapError, ProtocolError
 from octavo.common.messages.kv import (
@@ -166,12 +166,7 @@ class Pool:
     def counts(self) -> PoolCounts:
         """Blocks of device and host by state."""
         host = self.tier.host
-        return replace(
-            self.blocks.counts(),
-            host_free=len(host.free),
-            host_swapped=host.num_swapped,
-            host_cached=host.num_cached,
-        )
+        return self.blocks.counts(len(host.free), host.num_swapped, host.num_cached)
 
     def hash_slice(self) -> bool:
         """Hash a slice of the prompts that have arrived, under 1 ms. False once all are hashed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,6 +124,7 @@ class KvManagerServer:
             lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
             self._leases[opening.pool_id] = lease
             self._num_lives += 1
+            gc.freeze()  # else the collector would look at every block of the pool, for longer than many steps
             lease.pool.blocks.events.life = (self.boot_epoch + self._num_lives) % 2**64
         lease.stream = stream
         log.info(

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from octavo.common.errors import ProtocolError
 
+_IS_BIG_ENDIAN = sys.byteorder == "big"
 
-def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
-    packed = array(typecode, values)  # one copy of memory if `values` is such an array
-    if sys.byteorder == "big":
+
+def _bytes(packed: array[Any]) -> bytes:
+    if _IS_BIG_ENDIAN:
         packed.byteswap()
     return packed.tobytes()
 
 
 def _unpack_array(typecode: str, data: bytes) -> array[Any]:
-    values: array[Any] = array(typecode)
-    if len(data) % values.itemsize:
-        raise ProtocolError(f"array of {len(data)} bytes is not a whole number of {values.itemsize}-byte items")
-    values.frombytes(data)
-    if sys.byteorder == "big":
+    try:
+        values: array[Any] = array(typecode, data)
+    except ValueError as error:
+        raise ProtocolError(f"array of {len(data)} bytes: {error}") from error
+    if _IS_BIG_ENDIAN:
         values.byteswap()
     return values
 
 
 def _unpack(typecode: str, data: bytes) -> list[Any]:
-    return _unpack_array(typecode, data).tolist()
+    return _unpack_array(typecode, data).tolist() if data else []
 
 
-def pack_int32(values: Iterable[int]) -> bytes:
-    return _pack("i", values)
+def pack_int32(values: Collection[int]) -> bytes:
+    return _bytes(array("i", values)) if values else b""  # one copy of memory if `values` is such an array
 
 
 def unpack_int32(data: bytes) -> list[int]:
@@ -44,16 +45,16 @@ def unpack_int32_array(data: bytes) -> array[int]:
     return _unpack_array("i", data)
 
 
-def pack_int64(values: Iterable[int]) -> bytes:
-    return _pack("q", values)
+def pack_int64(values: Collection[int]) -> bytes:
+    return _bytes(array("q", values)) if values else b""
 
 
 def unpack_int64(data: bytes) -> list[int]:
     return _unpack("q", data)
 
 
-def pack_float32(values: Iterable[float]) -> bytes:
-    return _pack("f", values)
+def pack_float32(values: Collection[float]) -> bytes:
+    return _bytes(array("f", values)) if values else b""
 
 
 def unpack_float32(data: bytes) -> list[float]:
