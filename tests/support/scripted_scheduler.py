@@ -19,7 +19,6 @@ from octavo.common.messages.generation import (
     ModelInfo,
     RequestFailed,
     RequestStarted,
-    SampledToken,
     SchedulerMessage,
     SchedulerStatus,
     Submit,
@@ -187,7 +186,7 @@ class ScriptedScheduler:
             top = tuple((token_id + index) % self.model.vocab_size for index in range(params.num_logprobs))
             sampled = running.answer.choice_logprobs[choice] if running.answer.choice_logprobs else -0.5
             logprobs = TokenLogprobs(sampled, top, tuple(-0.5 - index for index in range(len(top))))
-        batch.tokens.append(SampledToken(request_no, choice, token_id, logprobs))
+        batch.add(request_no, choice, token_id, logprobs)
         reason, stop_token_id = None, None
         if token_id in params.stop_token_ids:
             reason, stop_token_id = FinishReason.STOP, token_id

@@ -190,9 +190,9 @@ class TokenBatch:
     failed: list[RequestFailed] = field(default_factory=list)
 
     @property
-    def tokens(self) -> list[SampledToken]:
+    def tokens(self) -> tuple[SampledToken, ...]:
         """One object for each token."""
-        tokens = list(map(SampledToken, self.request_nos, self.choice_indexes, self.token_ids))
+        tokens = tuple(map(SampledToken, self.request_nos, self.choice_indexes, self.token_ids))
         for place, logprobs in self.logprobs.items():
             tokens[place].logprobs = logprobs
         return tokens
