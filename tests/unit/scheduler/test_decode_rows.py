@@ -7,9 +7,9 @@ import random
 import pytest
 
 from octavo.common.messages.kv import KvReply, PoolCounts
-from octavo.common.messages.step import RowFlag, StepPlan
+from octavo.common.messages.step import NOT_FINITE, RowFlag, StepPlan
 from octavo.scheduler.block_account import BlockAccount
-from octavo.scheduler.decode_rows import NOT_FINITE, REQUEST, DecodeRows, LaunchedDecodes
+from octavo.scheduler.decode_rows import REQUEST, DecodeRows, LaunchedDecodes
 from octavo.scheduler.sequence import Sequence, SequenceState
 from support.sequences import make_running
 
