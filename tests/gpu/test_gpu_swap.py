@@ -173,14 +173,14 @@ def test_a_stale_transfer_is_refused_before_anything_moves(runners: tuple[Runner
 
 
 def test_host_memory_is_locked_and_given_back() -> None:
-    from octavo.worker.pinned_memory import pinned_empty
+    from octavo.worker.pinned_memory import pinned_zeros
 
     for _ in range(3):  # the same pages may be locked again, which fails if they still are
-        tensor = pinned_empty((3, 1000, 1001), torch.float32)
+        tensor = pinned_zeros((3, 1000, 1001), torch.float32)
         assert tensor.is_pinned()
         source = torch.arange(tensor.numel(), dtype=torch.float32, device="cuda").view(tensor.shape)
         tensor.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
         assert torch.equal(tensor, source.cpu())
         del tensor
-    assert pinned_empty((0, 4), torch.float32).numel() == 0
+    assert pinned_zeros((0, 4), torch.float32).numel() == 0

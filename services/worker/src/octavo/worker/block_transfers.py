@@ -102,8 +102,8 @@ def new_transfers(pool: Tensor, num_host_blocks: int) -> BlockTransfers:
     """Host memory for the pool, and what copies on its kind of device."""
     if pool.device.type != "cuda":
         return CpuTransfers(pool, num_host_blocks)
-    from octavo.worker.pinned_memory import pinned_empty
+    from octavo.worker.pinned_memory import pinned_zeros
     from octavo.worker.stream_transfers import CudaCopies, StreamTransfers
 
-    host = pinned_empty((num_host_blocks, *pool.shape[1:]), pool.dtype)
+    host = pinned_zeros((num_host_blocks, *pool.shape[1:]), pool.dtype)
     return StreamTransfers(pool, host, CudaCopies(pool.device))

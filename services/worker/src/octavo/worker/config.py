@@ -60,7 +60,7 @@ class WorkerConfig(ServiceConfig):
     """Blocks of host memory for swapped sequences and evicted prefixes. Unset: as many as fit `host_cache_bytes`."""
 
     host_cache_bytes: int | None = Field(default=None, ge=0)
-    """Size of the same. Unset: as much as the KV pool, at most a quarter of free memory and 2 GiB (16 with a GPU)."""
+    """Size of the same. Unset: as much as the KV pool, at most a quarter of free memory and 2 GiB (8 with a GPU)."""
 
     max_num_seqs: int | None = Field(default=None, ge=1)
     """Slots: sequences that may be open at once. Unset: 32 on a CPU; on a GPU 1,024 from 48 GiB of memory on, 256 from

@@ -16,7 +16,7 @@ from octavo.worker.models.config import ModelConfig
 DEFAULT_SHARE_OF_FREE_MEMORY = 0.25
 DEFAULT_MAX_BYTES = 4 * 2**30
 DEFAULT_MAX_HOST_BYTES = 2 * 2**30
-DEFAULT_MAX_PINNED_BYTES = 16 * 2**30
+DEFAULT_MAX_PINNED_BYTES = 8 * 2**30
 """The same beside a GPU, whose pool is larger and is not host memory itself."""
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from octavo.worker.models.errors import ModelLoadError
 
 
-def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A page-locked tensor of just this size, undefined; torch's own allocator rounds up to a power of two.
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A page-locked tensor of just this size, zero; torch's own allocator rounds up to a power of two.
 
     The memory is unlocked when the tensor is freed. Raises ModelLoadError, which names the setting, if the system
     locks no more.
@@ -20,6 +20,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     num_bytes = tensor.numel() * tensor.element_size()
     if not num_bytes:
         return tensor
+    tensor.view(torch.uint8).zero_()  # by all threads: locking would fault page by page on one
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = tensor.data_ptr()
     status = runtime.cudaHostRegister(address, num_bytes, 0)
