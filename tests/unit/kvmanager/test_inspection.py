@@ -11,6 +11,7 @@ from octavo.kvmanager.inspection import (
     prefix_nodes,
     tables_after,
 )
+from octavo.kvmanager.ledger import PAUSE_BLOCKS, judge, take_books
 from support.pools import DrivenPool, tokens
 
 FREE, ACTIVE, CACHED = BlockState.FREE, BlockState.ACTIVE, BlockState.CACHED
@@ -87,3 +88,25 @@ async def test_the_ledger_is_checked_on_a_copy() -> None:
     assert len(await ledger_violations(driven.pool)) == 1
     driven.pool.blocks.ref_counts[driven.table(2)[0]] -= 1
     driven.release(2)
+
+
+def test_the_check_of_a_large_pool_pauses_every_thousand_blocks() -> None:
+    driven = DrivenPool(num_blocks=5000, block_size=1)
+    driven.cache(1, tokens(0, 3000))
+    pauses = [violation for violation in judge(take_books(driven.pool), driven.pool) if violation is None]
+    assert len(pauses) >= 3 * 5000 // PAUSE_BLOCKS
+
+
+async def test_a_pool_that_changes_while_it_is_checked_is_judged_as_of_the_call() -> None:
+    driven = DrivenPool(num_blocks=4000, block_size=1)
+    driven.cache(1, tokens(0, 2500))
+    driven.admit(2, tokens(5000, 5900))
+    books = take_books(driven.pool)
+    found = []
+    for number, violation in enumerate(judge(books, driven.pool)):
+        found += [] if violation is None else [violation]
+        if number < 20:  # evicts, publishes, releases between slices
+            driven.cache(100 + number, tokens(10_000 * number, 10_000 * number + 1200))
+    assert found == []
+    driven.pool.blocks.states[17] = BlockState.GRANTED
+    assert any("block 17 " in violation for violation in await ledger_violations(driven.pool))

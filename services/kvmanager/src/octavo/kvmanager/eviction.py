@@ -42,6 +42,10 @@ class SegmentedLru:
                 yield block_id
                 block_id = self._next[block_id]
 
+    def members(self) -> bytes:
+        """A byte for each block of the pool, 0 for those that are not in here."""
+        return bytes(self._segments)
+
     @property
     def num_protected(self) -> int:
         return self._num_protected

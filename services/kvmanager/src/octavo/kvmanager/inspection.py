@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
-import sys
-from collections import OrderedDict, deque
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.kvmanager.block_hash import TokenChain, digest_of
-from octavo.kvmanager.ledger import violations
+from octavo.kvmanager.block_hash import digest_of
+from octavo.kvmanager.ledger import judge, take_books
 from octavo.kvmanager.pool import Pool
-from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
-from octavo.kvmanager.stats import KvStats
+from octavo.kvmanager.pool_events import EventKind, PoolEvent, Tier
 
-_SWITCH_INTERVAL_S = 0.0005
-"""How long the ledger's thread may keep the interpreter from the event loop."""
+_SLICE_S = 0.0005
+"""How long the ledger's check keeps the event loop from other work at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,56 +129,14 @@ def _as_events(tier: Tier, keys: list[Any], parents: list[Any]) -> Iterator[Pool
 
 
 async def ledger_violations(pool: Pool) -> list[str]:
-    """What does not add up, as of the call. The books are copied at once, and checked in a thread that gives way."""
-    snapshot = _Copier().copy(pool)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, _SWITCH_INTERVAL_S))
-    try:
-        return await asyncio.to_thread(violations, snapshot)
-    finally:
-        sys.setswitchinterval(interval)
-
-
-class _Copier:
-    """Copies the books of a pool: its own objects and their containers, not what the containers hold, unless these
-    are books themselves. What two of them share stays shared."""
-
-    _CONTAINERS = (list, dict, set, OrderedDict, deque)
-    _NOT_BOOKS = (TokenChain, KvStats, PoolEvents)
-
-    def __init__(self) -> None:
-        self._copies: dict[int, Any] = {}
-
-    def copy(self, original: Any) -> Any:
-        known = self._copies.get(id(original))
-        if known is not None:
-            return known
-        if type(original).__module__ == "array":
-            made = original[:]
-        elif isinstance(original, self._CONTAINERS):
-            made = copy.copy(original)
-            self._copies[id(original)] = made
-            if isinstance(made, dict) and self._is_book(next(iter(made.values()), None)):
-                for key, value in made.items():
-                    made[key] = self.copy(value)
-        elif self._is_book(original):
-            made = copy.copy(original)
-            self._copies[id(original)] = made
-            for name in _attributes(made):
-                object.__setattr__(made, name, self.copy(getattr(made, name)))
-        else:
-            return original
-        self._copies[id(original)] = made
-        return made
-
-    def _is_book(self, value: Any) -> bool:
-        """An object of this service with books in it."""
-        kind = type(value)
-        is_ours = kind.__module__.startswith("octavo.kvmanager.")
-        has_attributes = hasattr(value, "__dict__") or hasattr(kind, "__slots__")
-        return is_ours and has_attributes and not isinstance(value, (*self._NOT_BOOKS, int, tuple))
-
-
-def _attributes(book: Any) -> list[str]:
-    slots = [name for base in type(book).__mro__ for name in getattr(base, "__slots__", ()) if hasattr(book, name)]
-    return [*slots, *getattr(book, "__dict__", {})]
+    """What does not add up, as of the call. The books are copied at once, and judged in slices between which the event
+    loop has its turn."""
+    found: list[str] = []
+    slice_ends = time.perf_counter() + _SLICE_S
+    for violation in judge(take_books(pool), pool):
+        if violation is not None:
+            found.append(violation)
+        elif time.perf_counter() >= slice_ends:
+            await asyncio.sleep(0)
+            slice_ends = time.perf_counter() + _SLICE_S
+    return found
