@@ -16,9 +16,10 @@ import pytest
 from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ServerSettings, running_cluster
 from support.completions import SERVED_NAME
-from support.small_tokenizer import BOS, EOS, TOOL_CHAT_TEMPLATE
+from support.small_tokenizer import BOS, EOS, TOOL_CHAT_TEMPLATE, byte_level_tokenizer
 from support.tiny_models import TinyModel
 
+TOKENIZER = byte_level_tokenizer()
 MESSAGES: Any = [{"role": "user", "content": "An octavo sheet"}]
 ADD: Any = {
     "type": "function",
@@ -105,6 +106,68 @@ def test_openai_sends_tools_along(official: openai.OpenAI) -> None:
     )
     assert plain.usage is not None and told.usage is not None and untold.usage is not None
     assert told.usage.prompt_tokens > plain.usage.prompt_tokens == untold.usage.prompt_tokens
+
+
+SET_LIGHT: Any = {
+    "type": "function",
+    "function": {
+        "name": "set_light",
+        "parameters": {
+            "$defs": {"State": {"enum": ["on", "off"]}},
+            "type": "object",
+            "properties": {"state": {"$ref": "#/$defs/State"}},
+            "required": ["state"],
+            "additionalProperties": False,
+        },
+    },
+}
+WITHOUT_SPACE: Any = {
+    str(token_id): -100
+    for token_id in range(TOKENIZER.get_vocab_size())
+    if (text := TOKENIZER.decode([token_id])) and not text.strip()
+}
+"""A random model writes white space for ever where JSON allows it."""
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_light"}}])
+def test_openai_gets_the_calls_that_it_demands(official: openai.OpenAI, choice: Any) -> None:
+    options: Any = {
+        "model": SERVED_NAME,
+        "messages": MESSAGES,
+        "tools": [SET_LIGHT],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "seed": 5,
+        "max_tokens": 100,
+        "logit_bias": WITHOUT_SPACE,
+    }
+    [whole] = official.chat.completions.create(**options).choices
+    with official.chat.completions.stream(**options) as stream:
+        [streamed] = stream.get_final_completion().choices
+    for found in (whole, streamed):
+        assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+        assert found.message.tool_calls is not None
+        [call] = found.message.tool_calls
+        assert call.type == "function" and call.function.name == "set_light"
+        assert json.loads(call.function.arguments)["state"] in ("on", "off")
+
+
+def test_anthropic_gets_the_call_that_it_demands(server: Cluster) -> None:
+    tool: Any = {"name": "set_light", "input_schema": SET_LIGHT["function"]["parameters"]}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        message = client.messages.create(
+            model=SERVED_NAME,
+            max_tokens=600,
+            messages=MESSAGES,
+            tools=[tool],
+            tool_choice={"type": "tool", "name": "set_light"},
+        )
+    [block] = message.content
+    assert block.type == "tool_use" and block.name == "set_light"
+    if message.stop_reason == "tool_use":
+        assert block.input in ({"state": "on"}, {"state": "off"})
+    else:  # white space up to the end
+        assert (message.stop_reason, block.input) == ("max_tokens", {})
 
 
 def test_anthropic_reads_what_openai_reads(server: Cluster, official: openai.OpenAI) -> None:

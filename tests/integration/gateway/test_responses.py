@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,7 +13,7 @@ import pytest
 
 from support.running_gateway import TOKENIZER, RunningGateway, ids_of, running_gateway, says
 from support.scripted_scheduler import Answer
-from support.small_tokenizer import TOOL_CHAT_TEMPLATE
+from support.small_tokenizer import TOOL_CHAT_TEMPLATE, byte_level_json
 
 RESPONSES = "/v1/responses"
 TOOLS: Any = [
@@ -182,9 +183,10 @@ async def test_the_answer_comes_also_if_it_cannot_be_stored() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"max_output_tokens": 5000}, "maximum context length"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
@@ -197,6 +199,20 @@ async def test_what_is_not_offered_is_refused_by_name(fields: dict[str, Any], te
     error = response.json()["error"]
     assert response.status_code == 400
     assert text in error["message"]
+
+
+async def test_the_text_may_be_given_a_form(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    schema = {"type": "object", "properties": {"zip": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
+    async with gateway_saying('{"zip": 5}', model=tmp_path) as gateway:
+        response = (await gateway.post(RESPONSES, input="x", text={"format": form})).json()
+        rules = gateway.scheduler.submits[-1].params.rules
+        wrong = await gateway.post(RESPONSES, input="x", text={"format": {**form, "schema": {"type": 5}}})
+    assert rules is not None and '"zip"' in rules.grammar
+    assert response["text"]["format"] == form
+    assert wrong.status_code == 400
+    assert "text.format" in wrong.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=nothing"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.gateway.openai_schema import Function
+from octavo.gateway.tool_choice import calls_schema
 from support.running_gateway import TOKENIZER, RunningGateway, running_gateway, says
-from support.small_tokenizer import TOOL_CHAT_TEMPLATE
+from support.small_tokenizer import TOOL_CHAT_TEMPLATE, byte_level_json
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "2 + 3?"}]
@@ -33,7 +36,7 @@ CALLS = (
 @asynccontextmanager
 async def gateway_saying(*texts: str, **settings: Any) -> AsyncIterator[RunningGateway]:
     script = says(*texts)
-    async with running_gateway(script, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024, **settings) as gateway:
+    async with running_gateway(script, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=4096, **settings) as gateway:
         yield gateway
 
 
@@ -160,7 +163,7 @@ async def test_tokens_are_listed_once_also_where_their_text_is_held_back() -> No
     [
         ({"tools": [ADD, ADD]}, "tools[1].function.name"),
         ({"tools": TOOLS * 100}, "tools"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"tools": "x"}}, "chat_template_kwargs.tools"),
@@ -174,7 +177,7 @@ async def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], pa
 
 
 async def test_tools_need_a_template_that_takes_them() -> None:
-    async with running_gateway(says("x")) as gateway:
+    async with gateway_saying("x", tool_call_parser="none") as gateway:
         unknown = await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)
     async with running_gateway(says("x"), tool_call_parser="hermes") as gateway:
         untaken = await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)
@@ -182,11 +185,58 @@ async def test_tools_need_a_template_that_takes_them() -> None:
     assert "chat template takes none" in untaken.json()["error"]["message"]
 
 
-async def test_deep_schemas_do_not_break_the_template() -> None:
-    deep = "{" + '"a":{' * 900 + "}" * 900 + "}"
-    tool = '{"type":"function","function":{"name":"add","parameters":' + deep + "}}"
-    body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":[{tool}]}}'
+@pytest.mark.parametrize(("depth", "status"), [(150, 200), (250, 400), (900, 400), (100_000, 400)])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_deep_schemas_are_refused_before_they_break_anything(path: str, depth: int, status: int) -> None:
+    function = '"name":"add","parameters":{' + '"a":{' * depth + "}" * depth + "}"
+    if path == CHAT:
+        tool = f'{{"type":"function","function":{{{function}}}}}'
+        body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":[{tool}]}}'
+    else:
+        body = f'{{"input":"x","tools":[{{"type":"function",{function}}}]}}'
     async with gateway_saying("x") as gateway:
-        response = await gateway.http.post(CHAT, content=body)
-        assert response.status_code == 400
+        assert (await gateway.http.post(path, content=body)).status_code == status
         assert (await gateway.post(CHAT, messages=MESSAGES, tools=TOOLS)).status_code == 200
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """What grammars are compiled for."""
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    return tmp_path
+
+
+async def test_a_demanded_call_binds_the_output(model_folder: Path) -> None:
+    listed = '[{"name": "add", "arguments": {"a": 1}}, {"name": "get_weather", "arguments": {}}]'
+    async with gateway_saying(listed, model=model_folder) as gateway:
+        body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+        chunks = await gateway.chunks(CHAT, **body)
+        [choice] = (await gateway.post(CHAT, **body)).json()["choices"]
+        rules = gateway.scheduler.submits[-1].params.rules
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    assert calls == [("add", '{"a": 1}'), ("get_weather", "{}")]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert rules is not None and '"get_weather"' in rules.grammar
+    deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert [call["function"]["name"] for call in deltas if "id" in call] == ["add", "get_weather"]
+
+
+async def test_a_demanded_tool_gets_its_arguments(model_folder: Path) -> None:
+    choice = {"type": "function", "function": {"name": "add"}}
+    async with gateway_saying('{"a": 5}', model=model_folder, tool_call_parser="none") as gateway:
+        body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "chat_template_kwargs": {"thinks": True}}
+        [answered] = (await gateway.post(CHAT, **body)).json()["choices"]
+        rules = gateway.scheduler.submits[-1].params.rules
+    [call] = answered["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 5}'}
+    assert "reasoning_content" not in answered["message"]
+    assert rules is not None and '"required"' in rules.grammar
+
+
+def test_references_of_a_tool_lead_to_its_own_schema() -> None:
+    parameters = {"$defs": {"P": {"type": "object"}}, "properties": {"p": {"$ref": "#/$defs/P"}, "s": {"$ref": "#"}}}
+    functions = [Function(name="a", parameters=parameters), Function(name="b")]
+    schema = calls_schema(functions, 1)
+    first = schema["$defs"]["tool_0"]
+    assert first["properties"] == {"p": {"$ref": "#/$defs/tool_0/$defs/P"}, "s": {"$ref": "#/$defs/tool_0"}}
+    assert (schema["maxItems"], schema["$defs"]["tool_1"]) == (1, {"type": "object"})

@@ -24,13 +24,17 @@ from octavo.gateway.answer_reading import TOOL_FORMATS, AnswerReading
 from octavo.gateway.json_scanner import JsonScanner, Place
 from octavo.gateway.reasoning import ReasoningReader
 from octavo.gateway.tool_calls.base import OfferedTools
+from octavo.gateway.tool_calls.forced import ForcedArgumentsReader, ForcedCallsReader
 
 FORMATS = sorted(TOOL_FORMATS)
 
 
 def tool_reader(name: str) -> AnswerReader:
     ids = itertools.count()
-    return TOOL_FORMATS[name].reader(OfferedTools(frozenset({"add", "get_weather"}), lambda: f"id{next(ids)}"))
+    tools = OfferedTools(frozenset({"add", "get_weather"}), lambda: f"id{next(ids)}")
+    if name == "calls":
+        return ForcedCallsReader(tools)
+    return ForcedArgumentsReader(tools, "add") if name == "arguments" else TOOL_FORMATS[name].reader(tools)
 
 
 def read(reader: AnswerReader, *pieces: str) -> list[AnswerPart]:
@@ -108,7 +112,22 @@ LLAMA3_TEXTS = [
     "<|python_tag|>remove.call(a=1)",
     "<|pyth",
 ]
+CALLS = [
+    (
+        '[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]',
+        call(0, "add", '{"a": 1}') + call(1, "add", "{}"),
+    ),
+    ('\n[ {"name": "add", "arguments": {"a": [', call(0, "add", '{"a": [')),
+    ("x", [Content("x")]),
+]
+ARGUMENTS = [
+    (' {"a": 1}\n', call(0, "add", '{"a": 1}')),
+    ('{"a', call(0, "add", '{"a')),
+    ("[1]", [Content("[1]")]),
+]
 CASES = [
+    *(("calls", text, parts) for text, parts in CALLS),
+    *(("arguments", text, parts) for text, parts in ARGUMENTS),
     *(("hermes", text, parts) for text, parts in HERMES),
     *(("hermes", text, [Content(text)]) for text in HERMES_TEXTS),
     *(("mistral", text, parts) for text, parts in MISTRAL),
@@ -162,7 +181,8 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 
 
 def readers() -> dict[str, Callable[[], AnswerReader]]:
-    made: dict[str, Callable[[], AnswerReader]] = {name: lambda name=name: tool_reader(name) for name in FORMATS}
+    names = [*FORMATS, "calls", "arguments"]
+    made: dict[str, Callable[[], AnswerReader]] = {name: lambda name=name: tool_reader(name) for name in names}
     made["think"] = lambda: ReasoningReader(PlainReader(), is_begun=False)
     made["begun"] = lambda: ReasoningReader(tool_reader("hermes"), is_begun=True)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -23,7 +23,7 @@ from octavo.gateway.request_checks import check_options, complete_prompt, served
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
-from octavo.gateway.tool_choice import tool_use
+from octavo.gateway.tool_choice import ToolUse, tool_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,11 @@ class ChatPreparation:
         """Raises FieldError and OctavoError for a request that cannot be served."""
         model = served_model(self._client, request.model)
         options = check_options(request, 1, self._config, model, self._tokenizer)
-        options = await with_grammar(options, request, model, self._config, self._checker)
-        token_ids, reading = await self._encode(request)
+        tools = self._tool_use(request)
+        options = await with_grammar(options, request, model, self._config, self._checker, tools.grammar)
+        token_ids, reading = await self._encode(request, tools)
+        if options.params.rules is not None and options.params.rules.grammar:
+            reading = replace(reading, has_reasoning=False)  # the form begins with the first token
         return PreparedChat(
             request,
             model,
@@ -70,14 +73,16 @@ class ChatPreparation:
     async def prompt_token_ids(self, request: ChatRequest) -> list[int]:
         """The prompt that the messages become, however long. Raises as `prepare` does."""
         served_model(self._client, request.model)
-        return (await self._encode(request))[0]
+        return (await self._encode(request, self._tool_use(request)))[0]
 
     async def num_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""
         return len((await self._tokenizer.encode([text], False))[0])
 
-    async def _encode(self, request: ChatRequest) -> tuple[list[int], AnswerReading]:
-        tools = tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
+    def _tool_use(self, request: ChatRequest) -> ToolUse:
+        return tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
+
+    async def _encode(self, request: ChatRequest, tools: ToolUse) -> tuple[list[int], AnswerReading]:
         messages = [message.for_template() for message in request.messages]
         encoded = await self._tokenizer.encode_chat(
             messages, template_options(request, tools.for_template), bool(request.add_special_tokens)

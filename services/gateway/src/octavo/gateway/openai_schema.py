@@ -17,6 +17,7 @@ from octavo.gateway.http_errors import FieldError
 from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, without_unoffered
 
 _MAX_INT32 = 2**31 - 1
+MAX_DEPTH = 200  # what reads or writes a body recursively gets along with that
 MAX_MESSAGES, MAX_PARTS = 4096, 1024
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
@@ -324,7 +325,8 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """`auto`, the default with tools: the model decides. `none`: it is not shown the tools."""
+    """`auto`, the default with tools: the model decides. `none`: it is not shown the tools. `required`: it calls one or
+    more. A tool by name: it calls that one."""
     parallel_tool_calls: bool | None = None
     """Give more than one call. Default true."""
     include_reasoning: bool | None = None
@@ -360,7 +362,23 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise FieldError(None, f"the body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise FieldError(None, "the body is not a JSON object", "invalid_json")
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_too_deep(value):
+        raise FieldError(None, f"the body is nested more than {MAX_DEPTH} levels deep", "invalid_json")
     return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for container in level
+            for child in (container.values() if isinstance(container, dict) else container)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def validated(body_class: type[Body], values: dict[str, Any]) -> Body:

@@ -56,7 +56,7 @@ class ResponseFormat:
             "service_tier": "default",
             "store": store is not None,
             "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _form(request)},
             "tool_choice": _dumped(request.tool_choice) or "auto",
             "tools": [_dumped(tool) for tool in request.tools or []],
             "top_logprobs": 0,
@@ -124,6 +124,11 @@ class ResponseFormat:
         }
         if self._store is not None:
             self._response["store"] = await self._store(self._response)
+
+
+def _form(request: ResponsesRequest) -> dict[str, Any]:
+    form = request.text.format if request.text is not None else None
+    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
 
 
 def _dumped(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openai_schema import MAX_MESSAGES, MAX_PARTS, PositiveInt, RequestBody, ToolName
 
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
@@ -96,9 +97,15 @@ class NamedFunctionTool(RequestBody):
 
 
 class TextFormat(RequestBody):
-    """Plain text."""
+    """Plain text, any JSON object, or JSON of a schema."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """With `json_schema`: the schema."""
+    name: str | None = None
+    """Without effect, like the next two."""
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextOptions(RequestBody):
@@ -148,7 +155,7 @@ class ResponsesRequest(RequestBody):
     parallel_tool_calls: bool | None = None
     """Give more than one call. Default true."""
     text: TextOptions | None = None
-    """`format` is `{"type": "text"}`."""
+    """Its `format` is `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "schema": ...}`."""
     stream: bool | None = None
     """Send server-sent events. Default false."""
     stream_options: ResponseStreamOptions | None = None
@@ -174,7 +181,7 @@ class ResponsesRequest(RequestBody):
     user: str | None = None
 
 
-CHAT_PARAMS = {"max_tokens": "max_output_tokens", "messages": "input"}
+CHAT_PARAMS = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 """Fields that are called otherwise as fields of a chat request."""
 
 
@@ -205,7 +212,18 @@ def chat_fields(request: ResponsesRequest, items: Sequence[InputItem]) -> dict[s
         ],
         "tool_choice": tool_choice,
         "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _response_format(request.text),
     }
+
+
+def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
+    form = text.format if text is not None else None
+    if form is None:
+        return None
+    if form.type == "json_schema" and form.json_schema is None:
+        raise FieldError("text.format.schema", "text.format.schema: is missing", "missing_required_parameter")
+    schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
+    return {"type": form.type, **schema}
 
 
 def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:

@@ -25,9 +25,13 @@ async def with_grammar(
     model: ModelInfo,
     config: GatewayConfig,
     checker: GrammarChecker,
+    forced: GrammarSource | None = None,
 ) -> CheckedOptions:
-    """The options with the grammar that the request asks for, if any. Raises FieldError and QueueFullError."""
-    source = grammar_source(request, config)
+    """The options with the grammar that the request asks for, if any. Raises FieldError and QueueFullError.
+
+    `forced` follows from another field, and stands alone.
+    """
+    source = grammar_source(request, config, forced)
     if source is None:
         return options
     _check_options(request, options, model)
@@ -35,9 +39,11 @@ async def with_grammar(
     return replace(options, params=replace(options.params, rules=rules))
 
 
-def grammar_source(request: GenerationRequest, config: GatewayConfig) -> GrammarSource | None:
+def grammar_source(
+    request: GenerationRequest, config: GatewayConfig, forced: GrammarSource | None = None
+) -> GrammarSource | None:
     """Raises FieldError if it asks for more than one, or for one that is too large."""
-    sources = _sources(request)
+    sources = [*([forced] if forced is not None else []), *_sources(request)]
     if not sources:
         return None
     if len(sources) > 1:

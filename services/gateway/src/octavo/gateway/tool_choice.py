@@ -1,17 +1,23 @@
-"""What a chat request's `tools` and `tool_choice` mean for its prompt and for how its answers are read."""
+"""What a chat request's `tools` and `tool_choice` mean for its prompt, its output and how that is read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.gateway.answer_parts import AnswerReader
 from octavo.gateway.answer_reading import AnswerReading, ModelAnswers
 from octavo.gateway.chat_template import ChatTemplate
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.grammars import GrammarSource
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
-from octavo.gateway.openai_schema import ChatRequest, NamedTool
-from octavo.gateway.tool_calls.base import OfferedTools
+from octavo.gateway.openai_schema import ChatRequest, Function, NamedTool
+from octavo.gateway.tool_calls.base import OfferedTools, new_call_id
+from octavo.gateway.tool_calls.forced import ForcedArgumentsReader, ForcedCallsReader
+
+_ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,51 +27,102 @@ class ToolUse:
     reading: AnswerReading
     for_template: list[dict[str, Any]] = field(default_factory=list)
     """The tools that the model is shown."""
+    grammar: GrammarSource | None = None
+    """What binds the output to be calls, where they are demanded."""
 
 
 def tool_use(
     request: ChatRequest, answers: ModelAnswers, template: ChatTemplate | None, config: GatewayConfig
 ) -> ToolUse:
     """Raises FieldError."""
-    names = _checked_names(request, config)
-    _check_choice(request, names)
-    reading = AnswerReading(has_reasoning=answers.has_reasoning, shows_reasoning=request.include_reasoning is not False)
-    if not names or request.tool_choice == "none":
-        return ToolUse(reading)
+    functions = _checked_functions(request, config)
+    _check_choice(request, functions)
+    shows_reasoning = request.include_reasoning is not False
+    if not functions or request.tool_choice == "none":
+        return ToolUse(AnswerReading(has_reasoning=answers.has_reasoning, shows_reasoning=shows_reasoning))
+    if template is None or not template.takes_tools:
+        raise FieldError("tools", "tools: this model's chat template takes none", "unsupported_parameter")
+    shown = [function.for_template() for function in functions]
+    new_id = new_call_id if answers.tools is None else answers.tools.new_id
+    offered = OfferedTools(frozenset(function.name for function in functions), new_id)
+    is_single_call = request.parallel_tool_calls is False
+    if request.tool_choice not in (None, "auto"):
+        reader, schema = _forced(request, functions, offered, is_single_call)
+        return ToolUse(AnswerReading(reader), shown, GrammarSource("tool_choice", "json", schema))
     tool_format = answers.tools
     if tool_format is None:
         message = "tools: it is not known how this model calls tools; the setting --tool-call-parser says it"
         raise FieldError("tools", message, "unsupported_parameter")
-    if template is None or not template.takes_tools:
-        raise FieldError("tools", "tools: this model's chat template takes none", "unsupported_parameter")
-    offered = OfferedTools(frozenset(names), tool_format.new_id)
     reading = AnswerReading(
         tools=lambda: tool_format.reader(offered),
         marks=tool_format.marks,
-        is_single_call=request.parallel_tool_calls is False,
-        has_reasoning=reading.has_reasoning,
-        shows_reasoning=reading.shows_reasoning,
+        is_single_call=is_single_call,
+        has_reasoning=answers.has_reasoning,
+        shows_reasoning=shows_reasoning,
     )
-    return ToolUse(reading, [tool.function.for_template() for tool in request.tools or []])
+    return ToolUse(reading, shown)
 
 
-def _checked_names(request: ChatRequest, config: GatewayConfig) -> list[str]:
-    names = [tool.function.name for tool in request.tools or []]
-    at_most("tools", len(names), config.max_tools, "tools")
+def _checked_functions(request: ChatRequest, config: GatewayConfig) -> list[Function]:
+    functions = [tool.function for tool in request.tools or []]
+    at_most("tools", len(functions), config.max_tools, "tools")
+    names = [function.name for function in functions]
     for index, name in enumerate(names):
         if name in names[:index]:
             param = f"tools[{index}].function.name"
             raise FieldError(param, f"{param}: there is another tool called {name}", "invalid_value")
-    return names
+    return functions
 
 
-def _check_choice(request: ChatRequest, names: list[str]) -> None:
+def _check_choice(request: ChatRequest, functions: list[Function]) -> None:
     choice = request.tool_choice
     if choice in (None, "none", "auto"):
         return
-    if not names:
+    if not functions:
         raise FieldError("tool_choice", "tool_choice: is only allowed with tools", "invalid_value")
+    names = [function.name for function in functions]
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise FieldError("tool_choice", f"tool_choice: no tool is called {choice.function.name}", "invalid_value")
-    message = "tool_choice: only auto and none are supported; a call cannot be forced without structured output"
-    raise FieldError("tool_choice", message, "unsupported_parameter")
+
+
+def _forced(
+    request: ChatRequest, functions: list[Function], offered: OfferedTools, is_single_call: bool
+) -> tuple[Callable[[], AnswerReader], dict[str, Any]]:
+    """How the output is read, and its schema."""
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        schema = next(function.parameters for function in functions if function.name == name)
+        return lambda: ForcedArgumentsReader(offered, name), _ANY_OBJECT if schema is None else schema
+    return lambda: ForcedCallsReader(offered), calls_schema(functions, 1 if is_single_call else None)
+
+
+def calls_schema(functions: list[Function], max_calls: int | None) -> dict[str, Any]:
+    """A list of calls. Each tool's schema is a definition, with its references to itself turned there."""
+    limit = {} if max_calls is None else {"maxItems": max_calls}
+    definitions, calls = {}, []
+    for index, function in enumerate(functions):
+        place = f"#/$defs/tool_{index}"
+        schema = function.parameters
+        definitions[f"tool_{index}"] = _ANY_OBJECT if schema is None else _with_references_to(place, schema)
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, "arguments": {"$ref": place}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+def _with_references_to(place: str, schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_references_to(place, entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _with_references_to(place, value) for key, value in schema.items()}
+    reference = found.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        found["$ref"] = place + reference[1:]
+    return found
