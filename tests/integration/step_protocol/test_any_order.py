@@ -150,6 +150,22 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert cluster.worker.largest_step <= 32
 
 
+def test_a_long_prompt_gets_on_while_short_ones_keep_coming() -> None:
+    """Its wait is bounded: it has its share of every step, so many short ones come meanwhile and no more (chk-681)."""
+    cluster = StepCluster(num_blocks=400, max_model_len=1600, settings=CoreSettings(max_num_batched_tokens=32))
+    long = cluster.submit(some_prompt(600, first=3), max_tokens=1)
+    num_short = 0
+    while (long, 0) not in cluster.finished:
+        if len(cluster.finished) == num_short:  # one is always there
+            num_short += 1
+            cluster.submit(some_prompt(40, first=5 + num_short), max_tokens=1)
+        cluster.step()
+    assert 3 <= num_short <= 600 // 16 + 2
+    cluster.run()
+    assert cluster.output(long) == greedy(some_prompt(600, first=3), 1)
+    cluster.assert_idle()
+
+
 def test_a_cold_burst_up_to_the_limit_decodes_together() -> None:
     cluster = StepCluster(max_num_seqs=4, num_blocks=200, max_model_len=400)
     requests = [cluster.submit(some_prompt(37, first=first), max_tokens=50, ignore_eos=True) for first in range(4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.scheduler.queues import Slots, WaitingQueue
+from octavo.scheduler.queues import PLACES_PER_PRIORITY, Slots, WaitingQueue
 from octavo.scheduler.sequence import SequenceState
 from support.sequences import make_sequence
 
@@ -14,6 +14,21 @@ def test_oldest_request_is_next() -> None:
         queue.push(sequence)
     assert [queue.pop() for _ in range(3) if queue.peek()] == [first, second, third]
     assert (len(queue), queue.peek()) == (0, None)
+
+
+def test_a_low_priority_waits_for_so_many_later_ones_and_no_more() -> None:
+    """However many urgent ones keep coming."""
+    queue = WaitingQueue()
+    patient = make_sequence(arrival_no=1)
+    patient.priority = 2
+    queue.push(patient)
+    num_served_before = 0
+    for number in range(2, 2 + 3 * PLACES_PER_PRIORITY):
+        queue.push(make_sequence(arrival_no=number))
+        if queue.pop() is patient:
+            break
+        num_served_before += 1
+    assert num_served_before == 2 * PLACES_PER_PRIORITY - 1
 
 
 def test_preempted_sequence_comes_back_to_its_old_place() -> None:
