@@ -10,19 +10,20 @@ cd "$(dirname "$0")/.."
 
 OUT=${OUT:-gpu-results}
 PYTHON=${PYTHON:-python3}
+TARGET=${TARGET:-/tmp/octavo-wheels} # of the wheels; two calls at once need two
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/octavo-triton-cache}
 if compgen -G '.wheels/*.whl' >/dev/null; then
-    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/octavo-wheels \
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$TARGET" \
         .wheels/*.whl || exit 1
     # What an installation would leave: a service asks for the version of its package.
     for project in libs/common proto services/* cli; do
         name=$(sed -n 's/^name = "\(.*\)"/\1/p' "$project/pyproject.toml" | head -1)
-        folder=/tmp/octavo-wheels/${name//-/_}-0.1.0.dist-info
+        folder=$TARGET/${name//-/_}-0.1.0.dist-info
         mkdir -p "$folder"
         printf 'Metadata-Version: 2.1\nName: %s\nVersion: 0.1.0\n' "$name" >"$folder/METADATA"
     done
-    export PYTHONPATH=/tmp/octavo-wheels
+    export PYTHONPATH=$TARGET
 fi
 ulimit -n 65536 2>/dev/null || true # a thousand streams at once
 export PYTHONPATH=libs/common/src:proto/gen:services/gateway/src:services/scheduler/src:services/kvmanager/src:services/worker/src:cli/src:tests:${PYTHONPATH:-}
