@@ -148,6 +148,35 @@ def test_rules_hold_for_each_draw_of_a_prompt(folder_of: Callable[[str], Path]) 
     assert set(drawn[1:]) == {40, 41, 42}
 
 
+@pytest.mark.parametrize("chunk", [512, 7])
+def test_log_probabilities_of_a_prompt_equal_those_of_the_cpu(folder_of: Callable[[str], Path], chunk: int) -> None:
+    prompt = prompt_of(40)
+    found = []
+    for runner in (make_runner(folder_of("llama")), make_gpu_runner(folder_of("llama"))):
+        rules = SlotRules(TokenRules(), tuple(prompt), (), (), num_prompt_logprobs=2)
+        told = []
+        for step_id, start in enumerate(range(0, 40, chunk), 1):
+            part = prompt[start : start + chunk]
+            plan = StepPlan(
+                step_id=step_id,
+                opened_slots=[opening(0, rules=rules)] if start == 0 else [],
+                table_deltas=[TableDelta(0, 0, (6, 2, 4), (1, 1, 1))] if start == 0 else [],
+                slots=[0],
+                starts=[start],
+                lengths=[len(part)],
+                flags=[RowFlag.PROMPT_LOGPROBS],
+                token_ids=part,
+            )
+            told += [entry for _, entry in runner.execute(plan).prompt_logprobs]
+        found.append(told)
+
+    expected, got = ([value for entry in told for value in entry.logprobs] for told in found)
+    assert len(got) == 39
+    assert got == pytest.approx(expected, abs=1e-4)
+    assert [entry.top_token_ids for entry in found[1]] == [entry.top_token_ids for entry in found[0]]
+    assert [entry.ranks for entry in found[1]] == [entry.ranks for entry in found[0]]
+
+
 def test_rows_with_a_grammar_follow_it_beside_rows_of_graphs(tmp_path: Path) -> None:
     """Each row brings its token; one whose mask is not ready yet is sent again."""
     save_tiny_model("llama", tmp_path, vocab_size=512, eos_token_id=1)

@@ -164,7 +164,9 @@ async def test_body_that_is_too_large_is_refused(gateway: RunningGateway) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (COMPLETIONS, {"prompt": "Verdict: no", "echo": True, "logprobs": 1, "max_tokens": 0}, "echo"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1, "use_beam_search": True, "n": 2}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),

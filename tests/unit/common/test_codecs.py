@@ -61,7 +61,29 @@ params = st.builds(
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | index,
     rules=st.none() | token_rules,
+    num_prompt_logprobs=st.none() | index,
 )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> tuple[int, generation.PromptLogprobs]:
+    num_tokens, num_top = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+
+    def some(values: st.SearchStrategy[Any], count: int) -> list[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    num_all = num_tokens * num_top
+    told = generation.PromptLogprobs(
+        draw(index),
+        some(float32, num_tokens),
+        some(index, num_tokens),
+        num_top,
+        some(index, num_all),
+        some(float32, num_all),
+    )
+    return draw(index), told
+
+
 logprobs = st.builds(
     generation.TokenLogprobs, sampled=float32, top_token_ids=ids, top_logprobs=st.lists(float32, max_size=3).map(tuple)
 )
@@ -115,6 +137,7 @@ scheduler_message = st.one_of(
             )
         ),
         failed=few(st.builds(generation.RequestFailed, request_no=index, reason=text, message=text)),
+        prompt_logprobs=few(prompt_logprobs()),
     ),
 )
 
@@ -294,6 +317,7 @@ def step_plan(draw: st.DrawFn) -> step.StepPlan:
             prompt_token_ids=ids,
             output_token_ids=ids,
             ending_token_ids=ids,
+            num_prompt_logprobs=st.none() | index,
         ),
     )
     return step.StepPlan(
@@ -317,7 +341,8 @@ def step_result(draw: st.DrawFn) -> step.StepResult:
     entries = [draw(st.none() | logprobs) for _ in token_ids]
     if not any(entries):
         entries = []
-    return step.StepResult(draw(uint64), token_ids, entries, draw(index), draw(index))
+    told = draw(few(prompt_logprobs()))
+    return step.StepResult(draw(uint64), token_ids, entries, draw(index), draw(index), prompt_logprobs=told)
 
 
 worker_request = st.builds(step.WorkerHello, epoch=uint64) | step_plan()

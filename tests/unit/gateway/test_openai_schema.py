@@ -94,9 +94,7 @@ def test_options_we_do_not_offer_pass_where_they_change_nothing(fields: dict[str
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("prompt_logprobs", -1),
-    ],
+    [],
 )
 def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value: Any) -> None:
     error = completion_error(**{name: value})
@@ -199,6 +197,7 @@ def test_answer_of_the_official_client_can_be_sent_back() -> None:
         ("frequency_penalty", "1"),
         ("repetition_penalty", 0),
         ("min_tokens", -1),
+        ("prompt_logprobs", -1),
         ("min_tokens", 1.0),
         ("bad_words", "word"),
         ("bad_words", [5]),

@@ -39,6 +39,7 @@ class ChatFormat:
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = bool(request.return_token_ids)
         self._pieces = pieces
+        self._record, self._num_prompt_logprobs = chat.record, request.prompt_logprobs
         self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
         self._reading = None if chat.reading.is_plain else chat.reading
@@ -89,6 +90,8 @@ class ChatFormat:
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage,
         }
+        if self._num_prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._record.shown(self._pieces, self._num_prompt_logprobs)
         if self._has_token_ids:
             body["prompt_token_ids"] = list(self._prompt.token_ids)
         return body

@@ -19,6 +19,7 @@ from octavo.gateway.generation_response import AnswerFormat, GenerationJob, Gene
 from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openai_schema import ChatRequest
+from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.structured_output import with_grammar
@@ -33,6 +34,7 @@ class PreparedChat:
     request: ChatRequest
     model: ModelInfo
     prompt: Prompt
+    record: PromptRecord
     num_returned: int
     rules: OutputRules
     reading: AnswerReading
@@ -61,10 +63,12 @@ class ChatPreparation:
         token_ids, reading = await self._encode(request, tools)
         if options.params.rules is not None and options.params.rules.grammar:
             reading = replace(reading, has_reasoning=False)  # the form begins with the first token
+        prompt = complete_prompt(token_ids, "messages", options, model)
         return PreparedChat(
             request,
             model,
-            complete_prompt(token_ids, "messages", options, model),
+            prompt,
+            PromptRecord(prompt.token_ids),
             options.num_returned,
             output_rules(request, options, model, self._tokenizer.pieces_with(reading.marks)),
             reading,
@@ -97,6 +101,7 @@ class ChatPreparation:
             GenerationJob(
                 request_id=http_request.state.request_id,
                 prompts=[chat.prompt],
+                records=[chat.record],
                 num_returned=chat.num_returned,
                 cache_salt=salt_of(self._config, request.cache_salt),
                 rules=chat.rules,

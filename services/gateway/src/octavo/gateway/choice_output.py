@@ -12,12 +12,12 @@ no text unless the request includes the stop in the output.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.generation import ChoiceFinished, FinishReason, SampledToken, TokenLogprobs
 from octavo.gateway.detokenization import IncrementalDetokenizer, TokenPieces
+from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.stop_strings import StopMatcher, StopStrings
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -40,6 +40,8 @@ class OutputRules:
     """Stop strings that one of so many first tokens completes do not count."""
     spaces_between_special_tokens: bool = True
     echoes_prompt: bool = False
+    lists_prompt: bool = False
+    """Tokens of an echoed prompt are listed as well."""
     drops_output: bool = False
     """The text has nothing but the prompt."""
 
@@ -58,6 +60,7 @@ class OutputToken:
     """Characters of the text that must have been sent for all of this token's text to be out."""
     is_border: bool
     """The text may be cut after it: it does not end inside a character."""
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,9 @@ class Delta:
 class ChoiceOutput:
     """Takes tokens, gives deltas."""
 
-    def __init__(self, rules: OutputRules, prompt_token_ids: Sequence[int] = ()) -> None:
-        """`prompt_token_ids` are those of which the text begins, if the rules say so. No stop string is found there."""
+    def __init__(self, rules: OutputRules, prompt: PromptRecord | None = None) -> None:
+        """`prompt` is known when the first token comes. The text begins with it, if the rules say so, and no stop
+        string is found there."""
         self._rules = rules
         self._detokenizer = IncrementalDetokenizer(
             rules.pieces, rules.skip_special_tokens, rules.spaces_between_special_tokens
@@ -91,9 +95,7 @@ class ChoiceOutput:
         self.num_tokens = 0
         """Tokens that count as output."""
 
-        if rules.echoes_prompt:
-            self._unsent_text = "".join([self._detokenizer.push(token_id) for token_id in prompt_token_ids])
-            self._num_chars = len(self._unsent_text)
+        self._echo = prompt if rules.echoes_prompt else None
 
     @property
     def is_finished(self) -> bool:
@@ -104,6 +106,7 @@ class ChoiceOutput:
         """Take the next token; one after the end, from a step that was under way, is dropped."""
         if self._finish_reason is not None or self._rules.drops_output:
             return
+        self._begin()
         self.num_tokens += 1
         start, token_id = self._num_chars, token.token_id
         is_ending = token_id in self._rules.ending_token_ids
@@ -124,11 +127,29 @@ class ChoiceOutput:
             return
         if end.reason not in _FINISH_REASONS:
             raise ProtocolError("the scheduler aborted a choice that nobody gave up")
+        self._begin()
         self._append(self._detokenizer.flush())
         if self._finish_reason is None:
             is_cut = self._rules.drops_output
             self._finish_reason = "length" if is_cut else _FINISH_REASONS[end.reason]
             self._stop_reason = None if is_cut else end.stop_token_id
+
+    def _begin(self) -> None:
+        """Write the prompt, once."""
+        if self._echo is None:
+            return
+        prompt, self._echo = self._echo, None
+        for index, token_id in enumerate(prompt.token_ids):
+            start = self._num_chars
+            text = self._detokenizer.push(token_id)
+            self._unsent_text += text
+            self._num_chars += len(text)
+            if self._rules.lists_prompt:
+                is_inside = self._detokenizer.is_inside_character
+                piece, end = self._detokenizer.piece or None, self._num_chars + is_inside
+                self._unlisted.append(
+                    OutputToken(token_id, prompt.logprobs[index], piece, start, end, not is_inside, is_prompt=True)
+                )
 
     def _append(self, text: str, *, may_stop: bool = True) -> None:
         if not text:

@@ -21,6 +21,7 @@ from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
 from octavo.gateway.openapi import answers, body_of
+from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_checks import (
     CheckedOptions,
     PromptInput,
@@ -45,6 +46,7 @@ class CompletionFormat:
         request_id: str,
         model_name: str,
         prompts: Sequence[Prompt],
+        records: Sequence[PromptRecord],
         request: CompletionRequest,
         pieces: TokenPieces,
     ) -> None:
@@ -58,8 +60,10 @@ class CompletionFormat:
         self._frame = sse.ChunkFrame(self._envelope, has_usage=bool(options and options.include_usage))
         self._prompts = prompts
         self._n = request.n or 1
-        self._has_logprobs = request.logprobs is not None
+        self._has_logprobs, self._num_logprobs = request.logprobs is not None, request.logprobs
         self._has_token_ids = bool(request.return_token_ids)
+        self._num_prompt_logprobs = request.prompt_logprobs
+        self._records, self._pieces = records, pieces
         self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
 
@@ -77,6 +81,11 @@ class CompletionFormat:
 
     async def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         entries = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        if self._num_prompt_logprobs is not None:
+            for entry in entries:
+                entry["prompt_logprobs"] = self._records[entry["index"] // self._n].shown(
+                    self._pieces, self._num_prompt_logprobs
+                )
         return {**self._envelope, "choices": entries, "usage": usage}
 
     def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
@@ -88,7 +97,7 @@ class CompletionFormat:
             "stop_reason": delta.stop_reason,
         }
         if self._has_token_ids:
-            entry["token_ids"] = [token.token_id for token in delta.tokens]
+            entry["token_ids"] = [token.token_id for token in delta.tokens if not token.is_prompt]
             if index not in self._begun:
                 self._begun.add(index)
                 entry["prompt_token_ids"] = list(self._prompts[index // self._n].token_ids)
@@ -103,12 +112,12 @@ class CompletionFormat:
             "text_offset": [token.text_offset for token in tokens],
         }
 
-    def _top(self, name: str, token: OutputToken) -> dict[str, float]:
-        """The most likely tokens, and the sampled one if it is not among them."""
+    def _top(self, name: str, token: OutputToken) -> dict[str, float] | None:
+        """The most likely tokens, and the token itself if it is not among them. None for the first of a prompt."""
         logprobs = token.logprobs
         if logprobs is None:
-            return {}
-        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+            return None
+        pairs = list(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True))[: self._num_logprobs]
         top = {self._name(token_id): finite(value) for token_id, value in pairs}
         top.setdefault(name, finite(logprobs.sampled))
         return top
@@ -137,12 +146,14 @@ def router(
         options = await with_grammar(options, body, model, config, checker)
         prompts = await _encode(inputs, body, options, model, tokenizer)
         request_id = request.state.request_id
-        answer_format = CompletionFormat(request_id, model.model_name, prompts, body, tokenizer.pieces)
+        records = [PromptRecord(prompt.token_ids) for prompt in prompts]
+        answer_format = CompletionFormat(request_id, model.model_name, prompts, records, body, tokenizer.pieces)
         return GenerationResponse(
             client,
             GenerationJob(
                 request_id=request_id,
                 prompts=prompts,
+                records=records,
                 num_returned=options.num_returned,
                 cache_salt=salt_of(config, body.cache_salt),
                 rules=output_rules(body, options, model, tokenizer.pieces),
@@ -193,5 +204,6 @@ def output_rules(
         min_tokens=body.min_tokens or 0,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         echoes_prompt=isinstance(body, CompletionRequest) and bool(body.echo),
+        lists_prompt=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
         drops_output=body.max_tokens == 0,
     )

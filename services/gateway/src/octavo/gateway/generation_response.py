@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, SampledToken
+from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
 from octavo.gateway.http_errors import ErrorReport, report_of
+from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class GenerationJob:
 
     request_id: str
     prompts: Sequence[Prompt]
+    records: Sequence[PromptRecord]
+    """What becomes known of each prompt."""
     num_returned: int
     """Choices of each prompt in the answer. Where more are generated, it has the best ones."""
     cache_salt: bytes
@@ -151,7 +154,7 @@ class _Run:
         self._job = job
         num_choices = len(job.prompts) * job.prompts[0].params.n
         self.outputs = [
-            ChoiceOutput(job.rules, prompt.token_ids) for prompt in job.prompts for _ in range(prompt.params.n)
+            ChoiceOutput(job.rules, record) for record in job.records for _ in range(job.prompts[0].params.n)
         ]
         self._is_closed = [False] * num_choices
         self._last_token_s: list[float | None] = [None] * num_choices
@@ -169,7 +172,9 @@ class _Run:
         for choice, event in events:
             if self._is_closed[choice]:
                 continue
-            if type(event) is SampledToken:
+            if type(event) is PromptLogprobs:
+                self._job.records[choice // self._job.prompts[0].params.n].add(event)
+            elif type(event) is SampledToken:
                 output = self.outputs[choice]
                 if self._ranking is not None and not output.is_finished:
                     self._ranking.add(choice, event)

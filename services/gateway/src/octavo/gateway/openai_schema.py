@@ -136,6 +136,9 @@ class GenerationRequest(RequestBody):
     """An earlier name of `structured_outputs.choice`."""
     guided_grammar: Annotated[str, Field(min_length=1)] | None = None
     """An earlier name of `structured_outputs.grammar`."""
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Log-probabilities of the prompt tokens, and of this many most likely ones at each place; null for the first. Not
+    in a stream, with beam search or with `branch`. The whole prompt is computed, whatever of it is cached."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """Same seed, same tokens. Default: a random one per prompt."""
     stop: str | list[str] | None = None
@@ -186,7 +189,8 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
     """Output tokens per choice. Default 16. 0 only with `echo`: the answer is the prompt, and ends with `length`."""
     echo: bool | None = None
-    """The text begins with the prompt, as its tokens read. Not with `logprobs` or `branch`. Default false."""
+    """The text begins with the prompt, as its tokens read; with `logprobs`, their lists too. Not with `branch`.
+    Default false."""
     prompt: Any = None
     """A text, token ids, or a list of either. With `branch` it comes after the shared tokens, and may be absent."""
     logprobs: Annotated[int, Field(ge=0)] | None = None

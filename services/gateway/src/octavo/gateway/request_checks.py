@@ -149,6 +149,7 @@ def check_options(
         length_penalty=search.length_penalty,
         early_stopping=search.early_stopping,
         rules=token_rules(request, config, model, tokenizer),
+        num_prompt_logprobs=_prompt_logprobs(request, config),
     )
     default = DEFAULT_COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
     return CheckedOptions(
@@ -177,13 +178,30 @@ def _chat_logprobs(request: ChatRequest, config: GatewayConfig) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
+def _prompt_logprobs(request: CompletionRequest | ChatRequest, config: GatewayConfig) -> int | None:
+    """What the request asks for, by itself or by an echo with log-probabilities."""
+    count = request.prompt_logprobs
+    at_most("prompt_logprobs", count or 0, config.max_logprobs)
+    if count is not None and request.stream:
+        raise FieldError("prompt_logprobs", "prompt_logprobs: is not offered in a stream", "invalid_value")
+    if not isinstance(request, CompletionRequest):
+        return count
+    if count is not None and (request.branch is not None or request.use_beam_search):
+        message = "prompt_logprobs: is not offered with branch or beam search"
+        raise FieldError("prompt_logprobs", message, "invalid_value")
+    if request.echo and request.logprobs is not None:
+        if request.use_beam_search:
+            raise FieldError("echo", "echo: is not offered with logprobs of a beam search", "invalid_value")
+        return max(count or 0, request.logprobs)
+    return count
+
+
 def _completion_max_tokens(request: CompletionRequest) -> int | None:
     """The scheduler is asked for one token where the answer has none."""
     if request.max_tokens == 0 and not request.echo:
         raise FieldError("max_tokens", "max_tokens: is 0, which is only allowed with echo", "invalid_value")
-    for name, other in (("logprobs", request.logprobs), ("branch", request.branch)):
-        if request.echo and other is not None:
-            raise FieldError("echo", f"echo: is not offered with {name}", "invalid_value")
+    if request.echo and request.branch is not None:
+        raise FieldError("echo", "echo: is not offered with branch", "invalid_value")
     return 1 if request.max_tokens == 0 else request.max_tokens
 
 

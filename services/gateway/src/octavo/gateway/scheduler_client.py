@@ -22,6 +22,7 @@ from octavo.common.messages.generation import (
     Forget,
     GatewayMessage,
     ModelInfo,
+    PromptLogprobs,
     RequestStarted,
     SampledToken,
     SamplingParams,
@@ -33,7 +34,7 @@ from octavo.common.messages.generation import (
 
 log = structlog.get_logger()
 
-GenerationEvent = RequestStarted | SampledToken | ChoiceFinished
+GenerationEvent = RequestStarted | PromptLogprobs | SampledToken | ChoiceFinished
 Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
 
 _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
@@ -317,6 +318,10 @@ class SchedulerClient:
                 part.num_prompt_tokens = max(part.num_prompt_tokens, started.num_prompt_tokens)
                 part.generation.num_cached_tokens += started.num_cached_tokens
                 part.generation._events.append((part.first_choice, started))
+                touched.add(part.generation)
+        for request_no, told in batch.prompt_logprobs:
+            if part := parts.get(request_no):
+                part.generation._events.append((part.first_choice, told))
                 touched.add(part.generation)
         for token in batch.tokens:
             if part := parts.get(token.request_no):

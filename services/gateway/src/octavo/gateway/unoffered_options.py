@@ -28,7 +28,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "lora_request": (),
-    "prompt_logprobs": (),
     "vllm_xargs": ({},),
 }
 

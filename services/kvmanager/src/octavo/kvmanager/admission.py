@@ -128,7 +128,7 @@ class AdmissionControl:
         if not admission.computes_itself and (leader_id := self._leader_of(arrived)) is not None:
             return _later(admission, WaitReason.IN_FLIGHT, leader_id)
         # At least one token is left out, so that there is one to compute logits from.
-        num_findable = (chain.num_tokens - 1) // self._hasher.block_size
+        num_findable = 0 if admission.ignores_cache else (chain.num_tokens - 1) // self._hasher.block_size
         hits = self._blocks.find_run(chain.keys, num_findable)
         self._num_lookups += len(hits) + 1
         arrived.awaited_block = len(hits) if len(hits) < num_findable else -1

@@ -108,10 +108,12 @@ class Admissions:
         sequence.slot = self._pool.slots.take()
         self._admitting[sequence.sequence_id] = sequence
         self._log.asks(sequence)
-        computes_itself = sequence.computes_itself or not self._waits_for_leaders
+        ignores_cache = sequence.request.awaits_prompt_logprobs
+        computes_itself = sequence.computes_itself or ignores_cache or not self._waits_for_leaders
         self._pool.account.admit(
             sequence,
             computes_itself=computes_itself,
+            ignores_cache=ignores_cache,
             num_table_tokens=sequence.request.max_len if self._reserves_slabs else 0,
         )
 

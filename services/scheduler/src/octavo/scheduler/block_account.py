@@ -186,14 +186,22 @@ class BlockAccount:
         if self._arrivals.pop(sequence.sequence_id, None) is None:
             self._releases.append(Release(sequence.sequence_id, last_step=0))
 
-    def admit(self, sequence: Sequence, *, computes_itself: bool, num_table_tokens: int = 0) -> None:
-        """`computes_itself`: it does not wait for another sequence that computes its next block.
+    def admit(
+        self, sequence: Sequence, *, computes_itself: bool, num_table_tokens: int = 0, ignores_cache: bool = False
+    ) -> None:
+        """`computes_itself`: it does not wait for another sequence that computes its next block. `ignores_cache`: it
+        gets no block that holds something already.
 
         `num_table_tokens`: positions to get blocks for at once, if more than its tokens.
         """
         self.arrive(sequence)
         sequence.asked_at_publication_no = self._num_publications
-        admission = Admission(sequence.sequence_id, computes_itself=computes_itself, num_table_tokens=num_table_tokens)
+        admission = Admission(
+            sequence.sequence_id,
+            computes_itself=computes_itself,
+            num_table_tokens=num_table_tokens,
+            ignores_cache=ignores_cache,
+        )
         self._admissions.append(admission)
 
     def take_request(self, acknowledged_step: int, credit_target: int, *, is_starving: bool) -> KvRequest | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from octavo.common.messages.kv import BlockCopy, Transfer
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
+from octavo.common.messages.token_rules import NO_RULES
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.decode_rows import DecodeRows, LaunchedDecodes
 from octavo.scheduler.policy import share_budget
@@ -19,6 +20,7 @@ _NO_FLAG = int(RowFlag.NONE)
 _SAMPLE = int(RowFlag.SAMPLE)
 _FAN_OUT = int(RowFlag.FAN_OUT)
 _FED_BY_LAST_SAMPLE = int(RowFlag.FED_BY_LAST_SAMPLE)
+_PROMPT_LOGPROBS = int(RowFlag.PROMPT_LOGPROBS)
 
 
 LaunchedRow = tuple[Sequence, int, int]
@@ -115,6 +117,8 @@ def launch(
             request = sequence.request
             flags, num_samples = (_SAMPLE, 1) if request.has_fanned_out else (_FAN_OUT, request.params.n)
             sequence.num_pending_samples += 1
+        if start < sequence.request.num_prompt_tokens - 1 and sequence.request.awaits_prompt_logprobs:
+            flags |= _PROMPT_LOGPROBS
         if end > len(token_ids):
             flags |= _FED_BY_LAST_SAMPLE
         elif length == 1:
@@ -154,14 +158,16 @@ def without_targets(copies: list[BlockCopy], block_ids: list[int]) -> list[Block
 def _slot_rules(sequence: Sequence) -> SlotRules | None:
     """No sample of the sequence is on its way: its tokens are all that it has."""
     request = sequence.request
-    if request.params.rules is None:
+    params = request.params
+    if params.rules is None and not request.awaits_prompt_logprobs:
         return None
     num_prompt_tokens = request.num_prompt_tokens
     return SlotRules(
-        request.params.rules,
+        params.rules or NO_RULES,
         tuple(sequence.token_ids[:num_prompt_tokens]),
         tuple(sequence.token_ids[num_prompt_tokens:]),
         tuple(sorted(request.ending_ids)),
+        params.num_prompt_logprobs,
     )
 
 

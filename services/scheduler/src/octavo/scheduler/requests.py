@@ -12,6 +12,7 @@ from octavo.common.messages.generation import (
     FinishReason,
     Forget,
     ModelInfo,
+    PromptLogprobs,
     RequestFailed,
     RequestStarted,
     SampledToken,
@@ -125,6 +126,13 @@ class Requests:
         self._stats.num_cached_prompt_tokens += num_cached
         started = RequestStarted(request.request_no, num_cached, request.num_prompt_tokens)
         self.batch(request.gateway_id).started.append(started)
+
+    def tell_prompt_logprobs(self, request: Request, told: PromptLogprobs) -> None:
+        """What of it is new: after a preemption a prompt is computed again."""
+        new = told.after(max(0, request.num_told_prompt_tokens - told.start))
+        if new.logprobs and (request.gateway_id, request.request_no) in self._live:
+            request.num_told_prompt_tokens = new.start + len(new.logprobs)
+            self.batch(request.gateway_id).prompt_logprobs.append((request.request_no, new))
 
     # Tokens.
 

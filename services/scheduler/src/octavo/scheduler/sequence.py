@@ -46,10 +46,17 @@ class Request:
     """Prompt and output tokens at which a choice ends."""
     has_started: bool = False
     """The gateway has been told that the prompt has its blocks."""
+    num_told_prompt_tokens: int = 1
+    """Leading prompt tokens whose log-probabilities the gateway has, if it wants any; the first has none."""
     beams: Beams | None = None
     """Set for a beam search. Its sequences are there, and no choice has one."""
     keep_s: float = 0.0
     """Seconds for which choices can be branched from after their end."""
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Every position of the prompt has to be computed, whatever is cached."""
+        return self.params.num_prompt_logprobs is not None and self.num_told_prompt_tokens < self.num_prompt_tokens
 
     @property
     def sequences(self) -> set[Sequence]:

@@ -61,8 +61,11 @@ class StepResults:
         self._stats.worker_idle_s += result.idle_us * 1e-6
         if result.finished_transfers or step.num_prefill_tokens:
             self._take_measures(step, result)
+        num_decodes = len(step.decodes or ())  # in the first rows of the plan, and none of them computes a prompt
+        for row, told in result.prompt_logprobs:
+            self._requests.tell_prompt_logprobs(step.rows[row - num_decodes][0].request, told)
         token_ids, logprobs = result.token_ids, result.logprobs
-        num_samples = sum([number for *_, number in step.rows], len(step.decodes or ()))
+        num_samples = sum([number for *_, number in step.rows], num_decodes)
         if len(token_ids) != num_samples or len(logprobs) not in (0, num_samples):
             raise ProtocolError(f"{len(token_ids)} samples of step {step.step_id}, which takes {num_samples}")
         end_sample = 0

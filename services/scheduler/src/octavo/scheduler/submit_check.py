@@ -33,6 +33,11 @@ def check_submit(submit: Submit, num_shared_tokens: int, model: ModelInfo, max_n
         raise InvalidRequestError("temperature, top_p or top_k is out of range")
     if params.num_logprobs is not None and not 0 <= params.num_logprobs <= model.vocab_size:
         raise InvalidRequestError("logprobs is out of range")
+    if params.num_prompt_logprobs is not None:
+        if not 0 <= params.num_prompt_logprobs <= model.vocab_size:
+            raise InvalidRequestError("prompt_logprobs is out of range")
+        if num_shared_tokens or params.beam_width:
+            raise InvalidRequestError("neither a branch nor a beam search tells of its prompt")
     if params.rules is not None:
         _check_rules(params.rules, params, model)
     if not (math.isfinite(submit.keep_s) and submit.keep_s >= 0.0):

@@ -156,6 +156,7 @@ def _reply(
         idle_us=min(int(idle_s * 1e6), MAX_UINT32),
         finished_transfers=outcome.transfers.transfer_ids,
         transfer_us=min(outcome.transfers.copy_us, MAX_UINT32),
+        prompt_logprobs=outcome.prompt_logprobs,
     )
 
 

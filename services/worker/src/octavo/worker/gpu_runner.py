@@ -40,6 +40,7 @@ from octavo.worker.models.gpu_decoder import GpuModel
 from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
+from octavo.worker.prompt_logprobs import ROWS_AT_ONCE, PendingPromptLogprobs, prompt_logprobs, prompt_parts
 from octavo.worker.step_buffer import Int32Array, StepBuffer
 from octavo.worker.transfer_check import check_transfers, move_blocks
 
@@ -211,8 +212,9 @@ class GpuRunner(Runner):
                 touched |= {copy.target_id, copy.source_id}
 
     def _is_decode(self, plan: StepPlan) -> bool:
-        """Each row is one token and draws at most one."""
-        return sum(plan.lengths) == len(plan.slots) and not any(flags & RowFlag.FAN_OUT for flags in plan.flags)
+        """Each row is one token, draws at most one, and tells nothing of a prompt."""
+        is_other = RowFlag.FAN_OUT | RowFlag.PROMPT_LOGPROBS
+        return sum(plan.lengths) == len(plan.slots) and not any(flags & is_other for flags in plan.flags)
 
     def _launch_decode(self, plan: StepPlan) -> LaunchedStep:
         prefixes = self._batch.prefixes(plan, plan.slots, [start + 1 for start in plan.starts])
@@ -253,8 +255,9 @@ class GpuRunner(Runner):
         if mixed.has_prefills:
             prefills, views = prefill_rows(views[:NUM_PREFILL_COLUMNS]), views[NUM_PREFILL_COLUMNS:]
         hidden = self._forward(tokens, decodes, prefixes, prefills)
+        prompt = self._prompt_logprobs(plan, hidden)
         if not views:
-            return self._results.end(0, None)
+            return self._results.end(0, None, prompt=prompt)
         self._sample(hidden.index_select(0, views[0]), draw_columns(views[1:]))
         sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
         logits_rows = mixed.columns[-NUM_DRAW_COLUMNS].tolist()
@@ -262,7 +265,7 @@ class GpuRunner(Runner):
         self._redraw(plan, sampling, range(len(sampling)), first_places)
         slots = [plan.slots[sampling[row]] for row in logits_rows]
         logprobs = self._logprobs(slots, logits_rows, range(len(logits_rows)))
-        return self._results.end(len(logits_rows), logprobs)
+        return self._results.end(len(logits_rows), logprobs, prompt=prompt)
 
     def _forward(
         self,
@@ -290,6 +293,17 @@ class GpuRunner(Runner):
         """Leaves the logits, one row for each of `hidden`, where `_logprobs` reads them."""
         logits = self.model.logits(hidden, self._logits[: len(hidden)])
         sample(logits, draws, self._batch.last_sampled, self._results.token_ids[: len(draws.rows)])
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> PendingPromptLogprobs | None:
+        """Of the rows that are flagged for it. Uses the place of the logits, before the draws do."""
+        return prompt_logprobs(
+            prompt_parts(plan, self._batch.slots),
+            hidden,
+            lambda rows: self.model.logits(rows, self._logits[: len(rows)]),
+            lambda values: _to_device(values, self.model.device),
+            _to_host,
+            min(ROWS_AT_ONCE, len(self._logits)),
+        )
 
     def _redraw(
         self, plan: StepPlan, sampling: Sequence[int], logits_rows: Sequence[int], places: Sequence[int]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.worker.model_runner import LaunchedStep, StepSamples
+from octavo.worker.prompt_logprobs import PendingPromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class GpuStep(LaunchedStep):
     rows: list[int] | None
     """Places of `token_ids` that are the step's samples; None for all."""
     logprobs: PendingLogprobs | None
+    prompt: PendingPromptLogprobs | None = None
 
     def wait(self) -> StepSamples:
         """See LaunchedStep."""
@@ -55,7 +57,11 @@ class GpuStep(LaunchedStep):
         token_ids: list[int] = self.token_ids.tolist()
         if self.rows is not None:
             token_ids = [token_ids[row] for row in self.rows]
-        return StepSamples(token_ids, [] if self.logprobs is None else self.logprobs.read(token_ids))
+        return StepSamples(
+            token_ids,
+            [] if self.logprobs is None else self.logprobs.read(token_ids),
+            prompt_logprobs=[] if self.prompt is None else self.prompt.read(),
+        )
 
     @property
     def measured_s(self) -> tuple[float, float]:
@@ -77,13 +83,19 @@ class StepResults:
         self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._began.record()
 
-    def end(self, num_draws: int, logprobs: PendingLogprobs | None, rows: list[int] | None = None) -> GpuStep:
+    def end(
+        self,
+        num_draws: int,
+        logprobs: PendingLogprobs | None,
+        rows: list[int] | None = None,
+        prompt: PendingPromptLogprobs | None = None,
+    ) -> GpuStep:
         """The step is launched; its first `num_draws` tokens go to the host."""
         assert self._began is not None
         token_ids = torch.empty(num_draws, dtype=torch.int32, pin_memory=num_draws > 0)
         token_ids.copy_(self.token_ids[:num_draws], non_blocking=True)
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended.record()
-        step = GpuStep(self._began, ended, self._last_ended, token_ids, rows, logprobs)
+        step = GpuStep(self._began, ended, self._last_ended, token_ids, rows, logprobs, prompt)
         self._last_ended = ended
         return step

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from octavo.common.messages.generation import TokenLogprobs
+from octavo.common.messages.generation import PromptLogprobs, TokenLogprobs
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
 from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.attention import AttentionBackend
@@ -17,6 +17,7 @@ from octavo.worker.input_batch import InputBatch, StepLimits
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.models.causal_lm import CausalLm
 from octavo.worker.plan_check import check_plan
+from octavo.worker.prompt_logprobs import prompt_logprobs, prompt_parts
 from octavo.worker.sampler import sample
 from octavo.worker.transfer_check import check_transfers, move_blocks
 
@@ -36,6 +37,7 @@ class StepSamples:
     logprobs: list[TokenLogprobs | None]
     transfers: FinishedTransfers = NO_TRANSFERS
     """Copies that have ended since the last step."""
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
 
 
 class LaunchedStep(ABC):
@@ -213,9 +215,17 @@ class ModelRunner(Runner):
             return StepSamples([], [])
         inputs = self._batch.inputs(plan)
         hidden = self.model.forward(inputs.token_ids, inputs.positions, self._attention.prepare(inputs.attention))
+        pending = prompt_logprobs(
+            prompt_parts(plan, self._batch.slots),
+            hidden,
+            self.model.logits,
+            lambda values: torch.tensor(values, device=hidden.device),
+            lambda values: values,
+        )
+        told = [] if pending is None else pending.read()
         if not inputs.draws:
-            return StepSamples([], [])
+            return StepSamples([], [], prompt_logprobs=told)
         logits = self.model.logits(hidden.index_select(0, inputs.sampled_tokens))
         sampled = sample(logits, inputs.draws)
         self._batch.keep_sampled(inputs, sampled.first_of_draw)
-        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs)
+        return StepSamples(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs=told)

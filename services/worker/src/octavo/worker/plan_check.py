@@ -7,8 +7,9 @@ import math
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
 from octavo.worker.input_batch import InputBatch, StepLimits
+from octavo.worker.prompt_logprobs import check_flags
 
-KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE)
+KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE | RowFlag.PROMPT_LOGPROBS)
 
 
 def check_plan(plan: StepPlan, batch: InputBatch) -> None:
@@ -53,6 +54,9 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
                 raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
             if slot in batch.rules and batch.rules[slot].has_grammar:
                 raise ProtocolError(f"slot {slot} has a grammar, and is fed by its last sample")
+    openings = {opening.slot: opening for opening in plan.opened_slots}
+    if problem := check_flags(plan, {slot: openings.get(slot) or batch.slots[slot] for slot in plan.slots}):
+        raise ProtocolError(problem)
 
 
 def _check_slot(slot: int, limits: StepLimits) -> None:

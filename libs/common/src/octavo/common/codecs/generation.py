@@ -20,6 +20,7 @@ from octavo.common.messages.generation import (
     Forget,
     GatewayMessage,
     ModelInfo,
+    PromptLogprobs,
     RequestFailed,
     RequestStarted,
     SamplingParams,
@@ -47,6 +48,7 @@ def _params_to_proto(params: SamplingParams) -> pb.SamplingParams:
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
         rules=rules_to_proto(params.rules) if params.rules is not None else None,
+        num_prompt_logprobs=params.num_prompt_logprobs,
     )
 
 
@@ -65,6 +67,7 @@ def _params_from_proto(params: pb.SamplingParams) -> SamplingParams:
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
         rules=rules_from_proto(params.rules) if params.HasField("rules") else None,
+        num_prompt_logprobs=params.num_prompt_logprobs if params.HasField("num_prompt_logprobs") else None,
     )
 
 
@@ -154,6 +157,36 @@ def logprobs_from_proto(logprobs: pb.TokenLogprobs) -> TokenLogprobs:
     )
 
 
+def prompt_logprobs_to_proto(owner: int, told: PromptLogprobs) -> pb.PromptLogprobs:
+    """`owner` is the row or the request."""
+    return pb.PromptLogprobs(
+        owner=owner,
+        start=told.start,
+        logprobs=pack_float32(told.logprobs),
+        ranks=pack_int32(told.ranks),
+        num_top=told.num_top,
+        top_token_ids=pack_int32(told.top_token_ids),
+        top_logprobs=pack_float32(told.top_logprobs),
+    )
+
+
+def prompt_logprobs_from_proto(told: pb.PromptLogprobs) -> tuple[int, PromptLogprobs]:
+    """Raises ProtocolError if the arrays do not fit one another."""
+    found = PromptLogprobs(
+        told.start,
+        unpack_float32(told.logprobs),
+        unpack_int32(told.ranks),
+        told.num_top,
+        unpack_int32(told.top_token_ids),
+        unpack_float32(told.top_logprobs),
+    )
+    num_tokens = len(found.logprobs)
+    lengths = (len(found.ranks), len(found.top_token_ids), len(found.top_logprobs))
+    if lengths != (num_tokens, num_tokens * found.num_top, num_tokens * found.num_top):
+        raise ProtocolError("log-probabilities of a prompt differ in length")
+    return told.owner, found
+
+
 def encode_scheduler(message: SchedulerMessage) -> bytes:
     if isinstance(message, SchedulerStatus):
         return pb.GenerateResponse(status=_status_to_proto(message)).SerializeToString()
@@ -235,6 +268,7 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
             for end in batch.finished
         ],
         failed=[pb.RequestFailed(request_no=f.request_no, reason=f.reason, message=f.message) for f in batch.failed],
+        prompt_logprobs=[prompt_logprobs_to_proto(*told) for told in batch.prompt_logprobs],
     )
 
 
@@ -262,6 +296,7 @@ def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
             for end in batch.finished
         ],
         failed=[RequestFailed(f.request_no, f.reason, f.message) for f in batch.failed],
+        prompt_logprobs=[prompt_logprobs_from_proto(told) for told in batch.prompt_logprobs],
     )
 
 

@@ -168,6 +168,7 @@ def _step_to_proto(step: KvRequest) -> pb.KvStep:
                 token_ids=pack_int32(item.token_ids),
                 salt=item.salt,
                 computes_itself=item.computes_itself,
+                ignores_cache=item.ignores_cache,
                 num_table_tokens=item.num_table_tokens,
             )
             for item in step.admissions
@@ -231,6 +232,7 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
                 item.salt,
                 item.computes_itself,
                 item.num_table_tokens,
+                item.ignores_cache,
             )
             for item in step.admissions
         ],

@@ -5,7 +5,12 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from octavo.common.codecs.arrays import pack_int32, pack_int64, unpack_int32, unpack_int64
-from octavo.common.codecs.generation import logprobs_from_proto, logprobs_to_proto
+from octavo.common.codecs.generation import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
+)
 from octavo.common.codecs.kv_reply import copy_from_proto, copy_to_proto, transfer_from_proto, transfer_to_proto
 from octavo.common.codecs.token_rules import rules_from_proto, rules_to_proto
 from octavo.common.errors import ProtocolError
@@ -124,6 +129,7 @@ def _rules_to_proto(slot: SlotRules) -> pb.SlotRules:
         prompt_token_ids=pack_int32(slot.prompt_token_ids),
         output_token_ids=pack_int32(slot.output_token_ids),
         ending_token_ids=pack_int32(slot.ending_token_ids),
+        num_prompt_logprobs=slot.num_prompt_logprobs,
     )
 
 
@@ -133,6 +139,7 @@ def _rules_from_proto(slot: pb.SlotRules) -> SlotRules:
         prompt_token_ids=tuple(unpack_int32(slot.prompt_token_ids)),
         output_token_ids=tuple(unpack_int32(slot.output_token_ids)),
         ending_token_ids=tuple(unpack_int32(slot.ending_token_ids)),
+        num_prompt_logprobs=slot.num_prompt_logprobs if slot.HasField("num_prompt_logprobs") else None,
     )
 
 
@@ -175,6 +182,7 @@ def encode_reply(message: WorkerReply) -> bytes:
             idle_us=message.idle_us,
             finished_transfers=pack_int64(message.finished_transfers),
             transfer_us=message.transfer_us,
+            prompt_logprobs=[prompt_logprobs_to_proto(*told) for told in message.prompt_logprobs],
         )
         return pb.WorkerResponse(result=result).SerializeToString()
     if isinstance(message, StepRefused):
@@ -240,6 +248,7 @@ def _result_from_proto(result: pb.StepResult) -> StepResult:
         idle_us=result.idle_us,
         finished_transfers=unpack_int64(result.finished_transfers),
         transfer_us=result.transfer_us,
+        prompt_logprobs=[prompt_logprobs_from_proto(told) for told in result.prompt_logprobs],
     )
 
 

@@ -46,6 +46,8 @@ class SamplingParams:
     """Beam search ends as soon as there are `beam_width` finished beams, not when none can become better."""
     rules: TokenRules | None = None
     """What changes logits before a token is drawn; None for nothing."""
+    num_prompt_logprobs: int | None = None
+    """Most likely tokens to report beside each prompt token but the first; None reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,33 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive prompt tokens, each given those before it."""
+
+    start: int
+    """Index of the first in the prompt, at least 1."""
+    logprobs: list[float]
+    ranks: list[int]
+    """1 is the most likely of the vocabulary."""
+    num_top: int
+    top_token_ids: list[int]
+    """`num_top` for each, best first."""
+    top_logprobs: list[float]
+
+    def after(self, num_skipped: int) -> PromptLogprobs:
+        """Without the first ones."""
+        first_top = num_skipped * self.num_top
+        return PromptLogprobs(
+            self.start + num_skipped,
+            self.logprobs[num_skipped:],
+            self.ranks[num_skipped:],
+            self.num_top,
+            self.top_token_ids[first_top:],
+            self.top_logprobs[first_top:],
+        )
+
+
 @dataclass(slots=True)
 class SampledToken:
     """One token of one choice. Tokens of a choice come in order. Not frozen: one is made for every token, and freezing
@@ -188,6 +217,8 @@ class TokenBatch:
     """By the token's place, of those that were asked for."""
     finished: list[ChoiceFinished] = field(default_factory=list)
     failed: list[RequestFailed] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
+    """(request_no, what became known); the whole prompt's are there before its first token."""
 
     @property
     def tokens(self) -> tuple[SampledToken, ...]:

@@ -145,6 +145,8 @@ class Admission:
     """Does not wait for another sequence that computes its next block."""
     num_table_tokens: int = 0
     """Positions that the table must cover, if more than the tokens. Its new blocks then are neighbours (a slab)."""
+    ignores_cache: bool = False
+    """Gets no block that holds something already: every position is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.common.messages.generation import TokenLogprobs
+from octavo.common.messages.generation import PromptLogprobs, TokenLogprobs
 from octavo.common.messages.kv import BlockCopy, Transfer
 from octavo.common.messages.token_rules import TokenRules
 
@@ -18,6 +18,7 @@ class RowFlag(enum.IntFlag):
     SAMPLE = 1  # samples one token from the row's last position
     FAN_OUT = 2  # samples one token per seed of the slot, for the choices of one prompt
     FED_BY_LAST_SAMPLE = 4  # the input is the token that this slot sampled last; none is sent
+    PROMPT_LOGPROBS = 8  # tells the log-probabilities of the prompt tokens that follow its inputs
 
 
 NOT_FINITE = -1
@@ -76,6 +77,7 @@ class SlotRules:
     output_token_ids: tuple[int, ...]
     """All that there are when the slot is opened."""
     ending_token_ids: tuple[int, ...]
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class StepResult:
     """Transfers, of this step or earlier ones, whose bytes have arrived."""
     transfer_us: int = 0
     """Time that the copies of those took."""
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
+    """(row, what it tells of its prompt)"""
 
 
 @dataclass(frozen=True, slots=True)
