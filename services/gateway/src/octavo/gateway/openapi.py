@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from octavo.gateway.answer_schema import AnthropicErrorBody, ErrorBody
 
 _REFERENCE = "#/components/schemas/{model}"
-_SSE = {"text/event-stream": {"schema": {"type": "string"}}}
+_SSE: dict[str, Any] = {"text/event-stream": {}}
 _ERRORS = {
     400: "A field is wrong, or not supported.",
     404: "There is no such model, response or route.",
