@@ -47,27 +47,25 @@ def test_a_neighbour_that_takes_and_gives_back_memory_does_not_change_the_pool(
 ) -> None:
     folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
     alone = plan_of(folder)
-    neighbour = subprocess.Popen(
-        [sys.executable, "-c", NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert neighbour.stdin is not None
-    assert neighbour.stdout is not None
     is_over = threading.Event()
 
-    def keep_changing() -> None:
-        while not is_over.is_set() and neighbour.stdout.readline():
-            neighbour.stdin.write("\n")
-            neighbour.stdin.flush()
+    with subprocess.Popen(
+        [sys.executable, "-c", NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as neighbour:
 
-    changing = threading.Thread(target=keep_changing)
-    changing.start()
-    try:
-        plans = [plan_of(folder) for _ in range(4)]
-    finally:
-        is_over.set()
-        neighbour.kill()
-        neighbour.wait()
-        changing.join()
+        def keep_changing() -> None:
+            while not is_over.is_set() and neighbour.stdout.readline():
+                neighbour.stdin.write("\n")
+                neighbour.stdin.flush()
+
+        changing = threading.Thread(target=keep_changing)
+        changing.start()
+        try:
+            plans = [plan_of(folder) for _ in range(4)]
+        finally:
+            is_over.set()
+            changing.join()
+            neighbour.kill()
     assert alone.kv_pool > 10 * GIB
     for plan in plans:
         assert plan.kv_pool == pytest.approx(alone.kv_pool, rel=0.01)

@@ -55,5 +55,6 @@ def test_layers_of_e4m3_give_what_their_numbers_say(name: str, tmp_path: Path, d
         found.append(GpuDecoder(decoder).forward(token_ids, NoAttention()).float())
 
     assert found[0].isfinite().all()
-    # Triton's interpreter rounds what ends at a power of two to half of it.
-    assert (found[1] - found[0]).norm() / found[0].norm() < (0.04 if device == "cuda" else 0.3)
+    # In bfloat16 what is rounded to e4m3 differs before, by a step of e4m3 now and then. Triton's interpreter rounds
+    # what ends at a power of two to half of it.
+    assert (found[1] - found[0]).norm() / found[0].norm() < (0.12 if device == "cuda" else 0.3)

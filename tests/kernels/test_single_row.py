@@ -113,6 +113,7 @@ def test_what_the_fused_layers_cannot_do_is_left_to_the_usual_way(
 def test_the_clock_chooses_how_one_row_is_run(
     times: dict[str, float],
     is_taken: bool,
+    device: str,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,19 +122,19 @@ def test_the_clock_chooses_how_one_row_is_run(
     clock = iter(times.values())
     monkeypatch.setattr(single_row, "graph_ms", lambda launch: next(clock))
     folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
-    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device("cpu")))
+    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device(device)))
     assert single_row.choose_single_row(model) == times
     assert (model.single_row is not None) == is_taken
 
 
 def test_a_way_that_comes_out_wrong_is_not_taken(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    device: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
     monkeypatch.setattr(single_row, "can_overlap", lambda: False)
     monkeypatch.setattr(single_row, "graph_ms", lambda launch: 1.0)
-    monkeypatch.setattr(SingleRow, "forward", lambda self, token_ids, attention: torch.randn(1, 48))
+    monkeypatch.setattr(SingleRow, "forward", lambda self, token_ids, attention: torch.randn(1, 48, device=device))
     folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
-    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device("cpu")))
+    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device(device)))
     assert single_row.choose_single_row(model) == {"usual": 1.0}
     assert model.single_row is None

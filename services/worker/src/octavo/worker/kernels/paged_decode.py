@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_tile
+from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
 from octavo.worker.kernels.overlap import begin_after_previous
 
 LOG2_E = math.log2(math.e)
@@ -291,6 +291,7 @@ def paged_decode(
     _, _, num_kv_heads, block_size, _ = cache.shape
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
+    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
     keys_per_tile, num_warps, num_stages = tiling or (FEW_TILING if len(rows.items) <= FEW_ITEMS else MANY_TILING)
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
@@ -320,7 +321,7 @@ def paged_decode(
         PADDED_GROUP=max(MIN_GROUP, triton.next_power_of_2(group)),
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=max(MIN_DIM, triton.next_power_of_2(head_dim)),
+        PADDED_DIM=padded_dim,
         KEYS=keys_per_tile,
         MERGED=MERGED_AT_ONCE,
         ITEM=ITEM,
@@ -332,6 +333,8 @@ def paged_decode(
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         OVERLAPS=overlaps,
         num_warps=num_warps,
-        num_stages=num_stages,
+        num_stages=min(
+            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
+        ),
         **({"launch_pdl": True} if overlaps else {}),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.worker.kernels.overlap import begin_after_previous
 
 Tiling = tuple[int, int, int, int]
-TILING: Tiling = (16, 512, 4, 4)
+TILING: Tiling = (8, 1024, 4, 3)
 """Rows of the weight that a program reads (a gate and its other half are two), features of a turn, warps, stages."""
 
 
