@@ -95,12 +95,17 @@ def get(what: str, path: str) -> str:
     return kubectl("get", *what.split(), "--output", f"jsonpath={{{path}}}")
 
 
+def service_address() -> str:
+    """The virtual address of the gateways' Service: what is drilled is the chart, not the cluster's DNS."""
+    return get(f"service/{RELEASE}-gateway", ".spec.clusterIP")
+
+
 class Load(threading.Thread):
     """Clients in a pod of the cluster that stream through the Service."""
 
     def __init__(self, num_clients: int, seconds: float, num_tokens: int = 16) -> None:
         super().__init__(daemon=True)
-        arguments = ["python", "-c", CLIENT, f"{RELEASE}-gateway", str(num_tokens), str(seconds)]
+        arguments = ["python", "-c", CLIENT, service_address(), str(num_tokens), str(seconds)]
         command = ["kubectl", "--namespace", NAMESPACE, "exec", "client", "--", *arguments]
         self._processes = [
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -219,7 +224,7 @@ class Drill:
             self.apply("gateway.autoscaling.enabled=true", "gateway.autoscaling.minReplicas=1",
                        "gateway.autoscaling.maxReplicas=3", "gateway.autoscaling.cpuUtilization=50")  # fmt: skip
             until(lambda: self.replicas() == 1, 300, "one gateway without load")
-            arguments = ["exec", "client", "--", "python", "-c", TOKENIZER_CLIENT, f"{RELEASE}-gateway", "90"]
+            arguments = ["exec", "client", "--", "python", "-c", TOKENIZER_CLIENT, service_address(), "90"]
             command = ["kubectl", "--namespace", NAMESPACE, *arguments]
             clients = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
             took = until(lambda: self.replicas() > 1, 120, "more gateways under load")
