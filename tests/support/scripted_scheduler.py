@@ -70,6 +70,7 @@ class ScriptedScheduler:
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
         self.forgotten: list[Forget] = []
+        self.explained: list[Explain] = []
         self.explanations: dict[str, bytes] = {}
         """By request id."""
         self.is_silent = False
@@ -121,6 +122,7 @@ class ScriptedScheduler:
         elif isinstance(message, Submit):
             self._on_submit(message)
         elif isinstance(message, Explain) and self._link is not None and not self.is_silent:
+            self.explained.append(message)
             self._link.send(Explained(message.query_no, self.explanations.get(message.request_id, b"")))
         elif isinstance(message, Forget):
             self.forgotten.append(message)

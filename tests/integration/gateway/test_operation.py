@@ -35,8 +35,9 @@ async def test_request_id_of_the_client_is_kept_and_others_are_made() -> None:
 async def test_schema_is_published() -> None:
     async with running_gateway(says("x")) as gateway:
         schema = (await gateway.http.get("/openapi.json")).json()
-    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]
-    assert "ignore_eos" in body["content"]["application/json"]["schema"]["properties"]
+    body = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    assert "ignore_eos" in schema["components"]["schemas"]["CompletionRequest"]["properties"]
 
 
 async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:

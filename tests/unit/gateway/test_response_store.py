@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +12,7 @@ from hypothesis import strategies as st
 from octavo.common.errors import NotReadyError
 from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
+from support.redis_server import running_redis
 
 
 class Clock:
@@ -28,26 +24,8 @@ class Clock:
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = shutil.which("redis-server")
-    if server is None:
-        pytest.skip("redis-server is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with Path(folder, "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(10)
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
 
 
 async def check_contract(store: ResponseStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +13,12 @@ import httpx
 
 class ServerError(Exception):
     """The server cannot be reached, or refuses. The message is for people and says what to do, where that is known."""
+
+
+def key_headers() -> dict[str, str]:
+    """What tells the server who asks: the key in `OCTAVO_API_KEY`, if there is one."""
+    key = os.environ.get("OCTAVO_API_KEY", "")
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class StreamEnd:
@@ -70,7 +77,7 @@ def unreachable(url: str, error: httpx.TransportError) -> ServerError:
 def served_model(url: str) -> str:
     """The first model that the server lists. Raises ServerError."""
     try:
-        response = httpx.get(f"{url}/v1/models", timeout=10.0, trust_env=trusts_proxy(url))
+        response = httpx.get(f"{url}/v1/models", timeout=10.0, trust_env=trusts_proxy(url), headers=key_headers())
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ServerError(f"{url} is not an address: write http://HOST:PORT") from error
     except httpx.TransportError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from octavo.cli.api_client import STREAM_END, ServerError, parse_event, refusal, trusts_proxy
+from octavo.cli.api_client import STREAM_END, ServerError, key_headers, parse_event, refusal, trusts_proxy
 from octavo.cli.bench_report import RequestRecord
 from octavo.cli.bench_workload import BenchRequest
 
@@ -32,7 +32,9 @@ class Load:
         """Send all requests, each when it is due, and return when the last has ended."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=trusts_proxy(self._url)) as client:
+        async with httpx.AsyncClient(
+            limits=limits, timeout=timeout, trust_env=trusts_proxy(self._url), headers=key_headers()
+        ) as client:
             started_s = time.perf_counter()
             async with asyncio.TaskGroup() as tasks:
                 for request in requests:

@@ -13,6 +13,7 @@ import httpx
 from octavo.cli.api_client import (
     STREAM_END,
     ServerError,
+    key_headers,
     parse_event,
     refusal,
     served_model,
@@ -150,7 +151,7 @@ def _stream(url: str, body: dict[str, Any]) -> Generator[str, None, None]:
     timeout = httpx.Timeout(10.0, read=None)
     try:
         with (
-            httpx.Client(timeout=timeout, trust_env=trusts_proxy(url)) as client,
+            httpx.Client(timeout=timeout, trust_env=trusts_proxy(url), headers=key_headers()) as client,
             client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
         ):
             if not response.is_success:

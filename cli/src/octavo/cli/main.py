@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from octavo.cli import keys
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 model_commands = typer.Typer(help="Prepare models without serving them.", no_args_is_help=True)
 app.add_typer(model_commands, name="model")
+app.add_typer(keys.app, name="keys")
 
 ModelOption = Annotated[
     str | None,

@@ -27,13 +27,17 @@ from octavo.gateway import (
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
-from octavo.gateway.http_errors import FieldError, error_response, report_of, report_of_status
+from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
+from octavo.gateway.key_sources import KeyRing, key_source
 from octavo.gateway.openapi import describe, errors
+from octavo.gateway.rate_limits import Limiter, MemoryLimiter
+from octavo.gateway.redis_rate_limits import RedisLimiter
 from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import RequestContextMiddleware
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
 from octavo.gateway.scheduler_admin import SchedulerAdmin
 from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.tenancy import TenancyMiddleware
 from octavo.gateway.tokenization import ModelTokenizer
 
 
@@ -43,25 +47,36 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
     admin = SchedulerAdmin(config.scheduler_admin) if config.scheduler_admin else None
 
+    source = key_source(config)
+    ring = KeyRing(source) if source is not None else None
+    limiter: Limiter = RedisLimiter(str(config.limits_redis)) if config.limits_redis is not None else MemoryLimiter()
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(client.run())
+        if ring is not None:
+            await ring.reload()
+        parts = [part.run() for part in (client, ring, limiter) if part is not None]
+        running = [asyncio.create_task(part) for part in parts]
         try:
             yield
         finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            for task in running:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             await store.close()
+            await limiter.close()
             await checker.close()
             if admin is not None:
                 await admin.close()
 
     app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan, responses=errors())
     describe(app)
+    app.add_middleware(TenancyMiddleware, ring=ring, limiter=limiter)
     app.add_middleware(RequestContextMiddleware)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)
+    app.add_exception_handler(RefusedError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)
     app.include_router(completions.router(config, client, tokenizer, checker))
@@ -73,7 +88,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.include_router(embeddings.router())
     app.include_router(kept_responses.router(config, client))
     app.include_router(models.router(client))
-    app.include_router(explanations.router(client))
+    app.include_router(explanations.router(config, client))
     app.include_router(health.router(client, admin))
     return app
 

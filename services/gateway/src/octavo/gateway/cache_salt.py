@@ -11,9 +11,9 @@ SALT_HEAD_BYTES = 16
 """The same in all salts of a tenant, so that the KV manager can flush a tenant's blocks."""
 
 
-def salt_of(config: GatewayConfig, client_salt: str | None) -> bytes:
-    """The salt of a request. Requests are not authenticated, so all are of one tenant."""
-    return cache_salt(config.salt_secret.get_secret_value().encode(), "", client_salt or "")
+def salt_of(config: GatewayConfig, tenant: str, client_salt: str | None) -> bytes:
+    """The salt of a tenant's request."""
+    return cache_salt(config.salt_secret.get_secret_value().encode(), tenant, client_salt or "")
 
 
 def cache_salt(secret: bytes, tenant: str, client_salt: str) -> bytes:

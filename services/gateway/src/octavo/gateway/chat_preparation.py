@@ -20,6 +20,7 @@ from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.prompt_record import PromptRecord
+from octavo.gateway.request_account import account_of
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
 from octavo.gateway.scheduler_client import Prompt, SchedulerClient
 from octavo.gateway.structured_output import with_grammar
@@ -95,7 +96,7 @@ class ChatPreparation:
 
     def response(self, http_request: Request, chat: PreparedChat, answer_format: AnswerFormat) -> GenerationResponse:
         """The answer."""
-        request = chat.request
+        request, account = chat.request, account_of(http_request.scope)
         return GenerationResponse(
             self._client,
             GenerationJob(
@@ -103,11 +104,12 @@ class ChatPreparation:
                 prompts=[chat.prompt],
                 records=[chat.record],
                 num_returned=chat.num_returned,
-                cache_salt=salt_of(self._config, request.cache_salt),
+                cache_salt=salt_of(self._config, account.tenant_name, request.cache_salt),
                 rules=chat.rules,
                 answer_format=answer_format,
                 is_stream=bool(request.stream),
                 received_s=http_request.state.received_s,
+                account=account,
             ),
         )
 

@@ -22,6 +22,7 @@ from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import CompletionRequest, GenerationRequest, parse_completion
 from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.prompt_record import PromptRecord
+from octavo.gateway.request_account import account_of
 from octavo.gateway.request_checks import (
     CheckedOptions,
     PromptInput,
@@ -145,7 +146,7 @@ def router(
         options = check_options(body, len(inputs), config, model, tokenizer)
         options = await with_grammar(options, body, model, config, checker)
         prompts = await _encode(inputs, body, options, model, tokenizer)
-        request_id = request.state.request_id
+        request_id, account = request.state.request_id, account_of(request.scope)
         records = [PromptRecord(prompt.token_ids) for prompt in prompts]
         answer_format = CompletionFormat(request_id, model.model_name, prompts, records, body, tokenizer.pieces)
         return GenerationResponse(
@@ -155,11 +156,12 @@ def router(
                 prompts=prompts,
                 records=records,
                 num_returned=options.num_returned,
-                cache_salt=salt_of(config, body.cache_salt),
+                cache_salt=salt_of(config, account.tenant_name, body.cache_salt),
                 rules=output_rules(body, options, model, tokenizer.pieces),
                 answer_format=answer_format,
                 is_stream=bool(body.stream),
                 received_s=request.state.received_s,
+                account=account,
             ),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, RedisDsn, SecretStr
+from pydantic import Field, RedisDsn, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from octavo.common.service_config import AddressSetting, ServiceConfig
@@ -94,6 +94,18 @@ class GatewayConfig(ServiceConfig):
     salt_secret: SecretStr = SecretStr("")
     """Enters the salt of every prefix block, so that nobody outside can build one. The same for all gateways."""
 
+    api_keys: SecretStr | None = None
+    """The keys and tenants themselves, as YAML or JSON. Unset, like the two below: no key is looked at."""
+
+    api_keys_file: Path | None = None
+    """YAML file with keys and tenants, as `octavo keys` writes it. A change is in force within 2 s."""
+
+    api_keys_redis: RedisDsn | None = None
+    """Redis URL where `octavo keys --redis` keeps them. A change is in force within 2 s."""
+
+    limits_redis: RedisDsn | None = None
+    """Redis URL where gateways count together what tenants use; unset: each counts for itself."""
+
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = "auto"
     """How the model writes calls of tools. `auto` tells it from the chat template; with `none`, tools are refused."""
 
@@ -114,3 +126,9 @@ class GatewayConfig(ServiceConfig):
 
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that encode long prompts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> GatewayConfig:
+        if sum(source is not None for source in (self.api_keys, self.api_keys_file, self.api_keys_redis)) > 1:
+            raise ValueError("give one of api_keys, api_keys_file and api_keys_redis")
+        return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -20,6 +20,7 @@ from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
 from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.prompt_record import PromptRecord
+from octavo.gateway.request_account import RequestAccount
 from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
 
 log = structlog.get_logger()
@@ -63,6 +64,7 @@ class GenerationJob:
     is_stream: bool
     received_s: float
     """`time.perf_counter()` at the request's arrival."""
+    account: RequestAccount
 
 
 class GenerationResponse(Response):
@@ -96,13 +98,19 @@ class GenerationResponse(Response):
 
     async def _answer(self, send: Send) -> None:
         job = self._job
-        generation = self._client.submit(job.request_id, job.prompts, job.cache_salt)
-        with generation, metrics.OPEN_GENERATIONS.track_inprogress():
-            if job.is_stream:
-                await self._stream(generation, send)
-            else:
-                await self._collect(generation, send)
-        self._run.observe_end()
+        await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
+        prompts = [replace(prompt, priority=job.account.priority(prompt.priority)) for prompt in job.prompts]
+        generation = self._client.submit(job.request_id, prompts, job.cache_salt)
+        try:
+            with generation, metrics.OPEN_GENERATIONS.track_inprogress():
+                if job.is_stream:
+                    await self._stream(generation, send)
+                else:
+                    await self._collect(generation, send)
+            self._run.observe_end()
+        finally:
+            job.account.num_cached_tokens = generation.num_cached_tokens
+            job.account.num_output_tokens = self._run.num_output_tokens
 
     async def _stream(self, generation: Generation, send: Send) -> None:
         job, run = self._job, self._run
@@ -162,6 +170,11 @@ class _Run:
         n = job.prompts[0].params.n
         self._ranking = ChoiceRanking(len(job.prompts), n) if n > job.num_returned else None
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all choices, so far."""
+        return sum(output.num_tokens for output in self.outputs)
+
     def returned_choices(self) -> Sequence[int]:
         """Those that the answer shows, in its order."""
         return range(len(self.outputs)) if self._ranking is None else self._ranking.best(self._job.num_returned)
@@ -208,7 +221,8 @@ class _Run:
                     metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens)
             elif not self._has_token:
                 self._has_token = True
-                metrics.TTFT_SECONDS.observe(now_s - self._job.received_s)
+                self._job.account.ttft_s = now_s - self._job.received_s
+                metrics.TTFT_SECONDS.observe(self._job.account.ttft_s)
 
     def check_all_ended(self) -> None:
         if not all(self._is_closed):
@@ -216,7 +230,7 @@ class _Run:
 
     def usage(self, generation: Generation) -> dict[str, Any]:
         num_prompt_tokens = generation.num_prompt_tokens
-        num_output_tokens = sum(output.num_tokens for output in self.outputs)
+        num_output_tokens = self.num_output_tokens
         details = {"cached_tokens": generation.num_cached_tokens}
         if num_cut := sum(prompt.num_cut_tokens for prompt in self._job.prompts):
             details["truncated_tokens"] = num_cut
@@ -229,7 +243,7 @@ class _Run:
 
     def observe_end(self) -> None:
         metrics.PROMPT_TOKENS.inc(sum(len(prompt.token_ids) for prompt in self._job.prompts))
-        metrics.OUTPUT_TOKENS.inc(sum(output.num_tokens for output in self.outputs))
+        metrics.OUTPUT_TOKENS.inc(self.num_output_tokens)
         metrics.REQUEST_SECONDS.observe(time.perf_counter() - self._job.received_s)
 
 

@@ -39,6 +39,14 @@ class FieldError(Exception):
         self.param, self.message, self.code, self.status = param, message, code, status
 
 
+class RefusedError(Exception):
+    """A request is turned away for what is not in its body: its key, its tenant's limits, the server's load."""
+
+    def __init__(self, shown: ErrorReport) -> None:
+        super().__init__(shown.status)
+        self.report = shown
+
+
 @contextmanager
 def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     """In what runs inside, a FieldError names a field by its other name."""
@@ -103,13 +111,23 @@ class ErrorReport:
         return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
 
 
-def report(status: int, message: str, error_type: str, param: str | None, code: str | None) -> ErrorReport:
+def report(
+    status: int,
+    message: str,
+    error_type: str,
+    param: str | None,
+    code: str | None,
+    headers: dict[str, str] | None = None,
+) -> ErrorReport:
     """An error in the OpenAI shape."""
-    return ErrorReport(status, {"error": {"message": message, "type": error_type, "param": param, "code": code}}, {})
+    body = {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+    return ErrorReport(status, body, headers or {})
 
 
 def report_of(error: Exception) -> ErrorReport:
     """How any exception is shown. What is not ours is an internal error, its text withheld."""
+    if isinstance(error, RefusedError):
+        return error.report
     if isinstance(error, FieldError):
         return report(error.status, error.message, _INVALID, error.param, error.code)
     if not isinstance(error, OctavoError):

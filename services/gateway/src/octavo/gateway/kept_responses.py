@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.request_account import account_of
 from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.scheduler_client import SchedulerClient
 
@@ -18,16 +19,17 @@ def router(config: GatewayConfig, client: SchedulerClient) -> APIRouter:
     """The routes. An id of which nothing is kept, or that has another salt, gets the same answer."""
     routes = APIRouter()
 
-    def forget(response_id: str, cache_salt: str) -> dict[str, Any]:
-        client.forget(request_id_of(response_id), salt_of(config, cache_salt))
+    def forget(request: Request, response_id: str, cache_salt: str) -> dict[str, Any]:
+        tenant = account_of(request.scope).tenant_name
+        client.forget(request_id_of(response_id), salt_of(config, tenant, cache_salt))
         return {"id": response_id, "deleted": True}
 
     @routes.delete("/v1/completions/{response_id:path}")
-    async def delete_completion(response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
-        return {"object": "text_completion.deleted", **forget(response_id, cache_salt)}
+    async def delete_completion(request: Request, response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
+        return {"object": "text_completion.deleted", **forget(request, response_id, cache_salt)}
 
     @routes.delete("/v1/chat/completions/{response_id:path}")
-    async def delete_chat_completion(response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
-        return {"object": "chat.completion.deleted", **forget(response_id, cache_salt)}
+    async def delete_chat_completion(request: Request, response_id: str, cache_salt: CacheSalt = "") -> dict[str, Any]:
+        return {"object": "chat.completion.deleted", **forget(request, response_id, cache_salt)}
 
     return routes

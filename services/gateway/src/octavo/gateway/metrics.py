@@ -12,6 +12,12 @@ OPEN_GENERATIONS = Gauge("octavo_open_generations", "Client requests that are be
 CLIENT_DISCONNECTS = Counter("octavo_client_disconnects", "Clients that left before the end of their answer.")
 PROMPT_TOKENS = Counter("octavo_prompt_tokens", "Prompt tokens of answered requests.")
 OUTPUT_TOKENS = Counter("octavo_output_tokens", "Tokens sent to clients.")
+TENANT_REQUESTS = Counter("octavo_tenant_requests", "Requests by tenant, served or refused.", ["tenant", "outcome"])
+TENANT_TOKENS = Counter("octavo_tenant_tokens", "Tokens by tenant: of prompts, and sent.", ["tenant", "kind"])
+RATE_LIMITED = Counter("octavo_rate_limited", "Requests refused by a tenant's limit.", ["limit"])
+LIMITER_FALLBACKS = Counter(
+    "octavo_limiter_fallbacks", "Calls of the shared limits that Redis did not answer; counted by the gateway alone."
+)
 TTFT_SECONDS = Histogram("octavo_ttft_seconds", "Request received to first token.", buckets=_LATENCIES_S)
 INTER_TOKEN_LATENCY_SECONDS = Histogram(
     "octavo_inter_token_latency_seconds", "Time between two tokens of one choice.", buckets=_TOKEN_LATENCIES_S

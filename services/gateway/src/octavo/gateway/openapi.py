@@ -15,6 +15,8 @@ _REFERENCE = "#/components/schemas/{model}"
 _SSE: dict[str, Any] = {"text/event-stream": {}}
 _ERRORS = {
     400: "A field is wrong, or not supported.",
+    401: "No API key was sent, or one that is not known.",
+    403: "The API key does not allow this.",
     404: "There is no such model, response or route.",
     413: "The body is too large.",
     429: "Too much is waiting; try again later.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from typing import Any
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.gateway import metrics
 from octavo.gateway.generation_response import CLIENT_GONE_STATUS
 from octavo.gateway.http_errors import FieldError, error_response, report_of
+from octavo.gateway.request_account import account_of
 
 log = structlog.get_logger()
 
@@ -57,11 +59,29 @@ class RequestContextMiddleware:
         self._record(scope, request_id, status, time.perf_counter() - received_s)
 
     def _record(self, scope: Scope, request_id: str, status: int, duration_s: float) -> None:
+        """The access log: what was asked for, by whom, and what it cost; never a text or a key."""
         route = scope.get("route")
         path = getattr(route, "path", "unknown")
         metrics.HTTP_REQUESTS.labels(path, str(status)).inc()
         write = log.debug if path.startswith(_QUIET_PATHS) else log.info
-        write("request finished", request_id=request_id, route=path, status=status, duration_s=round(duration_s, 4))
+        account = account_of(scope)
+        facts: dict[str, Any] = {"tenant": account.tenant_name} if account.tenant_name else {}
+        if account.num_prompt_tokens:
+            facts |= {
+                "ttft_s": None if account.ttft_s is None else round(account.ttft_s, 4),
+                "prompt_tokens": account.num_prompt_tokens,
+                "cached_tokens": account.num_cached_tokens,
+                "output_tokens": account.num_output_tokens,
+            }
+        write(
+            "request finished",
+            request_id=request_id,
+            method=scope["method"],
+            route=path,
+            status=status,
+            duration_s=round(duration_s, 4),
+            **facts,
+        )
 
 
 def _request_id(scope: Scope) -> str:

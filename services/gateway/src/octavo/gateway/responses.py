@@ -18,6 +18,7 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, renamed_fields
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
 from octavo.gateway.openapi import answers, body_of
+from octavo.gateway.request_account import RequestAccount, account_of
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_format import ResponseFormat
 from octavo.gateway.response_ids import RESPONSE_PREFIX
@@ -34,33 +35,34 @@ class StoredResponses:
     """Responses with what they answer, as records of a store. A tenant sees its own only."""
 
     def __init__(self, config: GatewayConfig, store: ResponseStore) -> None:
-        self._owner = salt_of(config, None).hex()
-        self._store = store
+        self._config, self._store = config, store
 
-    async def keep(self, response: dict[str, Any], items: list[dict[str, Any]]) -> bool:
+    async def keep(self, owner: RequestAccount, response: dict[str, Any], items: list[dict[str, Any]]) -> bool:
         """False if the store cannot be reached; the response is the client's all the same."""
         try:
-            await self._store.put(self._key(response["id"]), orjson.dumps({"response": response, "input": items}))
+            await self._store.put(
+                self._key(owner, response["id"]), orjson.dumps({"response": response, "input": items})
+            )
         except NotReadyError as error:
             log.error("response not stored", response_id=response["id"], reason=error.message)
             return False
         return True
 
-    async def get(self, response_id: str, param: str = "response_id") -> dict[str, Any]:
+    async def get(self, owner: RequestAccount, response_id: str, param: str = "response_id") -> dict[str, Any]:
         """The record, with `response` and `input`. Raises FieldError if there is none."""
-        record = await self._store.get(self._key(response_id))
+        record = await self._store.get(self._key(owner, response_id))
         if record is None:
             raise _not_found(response_id, param)
         found: dict[str, Any] = orjson.loads(record)
         return found
 
-    async def delete(self, response_id: str) -> None:
+    async def delete(self, owner: RequestAccount, response_id: str) -> None:
         """Raises FieldError if there is none."""
-        if not await self._store.delete(self._key(response_id)):
+        if not await self._store.delete(self._key(owner, response_id)):
             raise _not_found(response_id, "response_id")
 
-    def _key(self, response_id: str) -> str:
-        return f"{self._owner}:{response_id}"
+    def _key(self, owner: RequestAccount, response_id: str) -> str:
+        return f"{salt_of(self._config, owner.tenant_name, None).hex()}:{response_id}"
 
 
 def _not_found(response_id: str, param: str) -> FieldError:
@@ -80,44 +82,47 @@ def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) 
         body = validated(ResponsesRequest, json_object(await read_body(request, config.max_body_bytes)))
         items = [_with_id(item) for item in input_items(body)]
         if body.previous_response_id is not None:
-            previous = await stored.get(body.previous_response_id, "previous_response_id")
+            previous = await stored.get(account_of(request.scope), body.previous_response_id, "previous_response_id")
             items = [*previous["input"], *previous["response"]["output"], *items]
         with renamed_fields(CHAT_PARAMS):
             fields = chat_fields(body, _ITEMS.validate_python(items))
             chat = await chats.prepare(validated(ChatRequest, fields))
 
         async def keep(response: dict[str, Any]) -> bool:
-            return await stored.keep(response, items)
+            return await stored.keep(account_of(request.scope), response, items)
 
         response_id = RESPONSE_PREFIX + secrets.token_hex(16)
         answer_format = ResponseFormat(response_id, chat, body, None if body.store is False else keep, chats.num_tokens)
         return chats.response(request, chat, answer_format)
 
     @routes.get("/v1/responses/{response_id}", responses=answers(ResponseBody))
-    async def retrieve_response(response_id: str, stream: Literal["false"] = "false") -> dict[str, Any]:
-        response: dict[str, Any] = (await stored.get(response_id))["response"]
+    async def retrieve_response(
+        request: Request, response_id: str, stream: Literal["false"] = "false"
+    ) -> dict[str, Any]:
+        response: dict[str, Any] = (await stored.get(account_of(request.scope), response_id))["response"]
         return response
 
     @routes.delete("/v1/responses/{response_id}", responses=answers(DeletedResponse))
-    async def delete_response(response_id: str) -> dict[str, Any]:
-        await stored.delete(response_id)
+    async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
+        await stored.delete(account_of(request.scope), response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @routes.post("/v1/responses/{response_id}/cancel")
-    async def cancel_response(response_id: str) -> None:
+    async def cancel_response(request: Request, response_id: str) -> None:
         """A response that is under way ends with its connection; one that is stored has ended."""
-        await stored.get(response_id)
+        await stored.get(account_of(request.scope), response_id)
         message = "response_id: the response has ended; only one in the background could be cancelled"
         raise FieldError("response_id", message, "response_not_cancellable")
 
     @routes.get("/v1/responses/{response_id}/input_items", responses=answers(ItemList))
     async def list_input_items(
+        request: Request,
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> dict[str, Any]:
-        items: list[dict[str, Any]] = (await stored.get(response_id))["input"]
+        items: list[dict[str, Any]] = (await stored.get(account_of(request.scope), response_id))["input"]
         return _page(items if order == "asc" else items[::-1], limit, after)
 
     return routes

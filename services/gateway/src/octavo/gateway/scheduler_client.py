@@ -234,14 +234,17 @@ class SchedulerClient:
             raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
         self._link.send(Forget(request_id, cache_salt))
 
-    async def explain(self, request_id: str) -> bytes:
-        """What happened to a request, as JSON; empty if the scheduler does not know it. Raises NotReadyError."""
+    async def explain(self, request_id: str, salt_head: bytes) -> bytes:
+        """What happened to a request whose salt begins so, as JSON; empty if the scheduler does not know it.
+
+        Raises NotReadyError.
+        """
         if self._link is None:
             raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
         query_no = next(self._query_nos) & _MAX_REQUEST_NO
         answer = self._queries[query_no] = asyncio.get_running_loop().create_future()
         try:
-            self._link.send(Explain(query_no, request_id))
+            self._link.send(Explain(query_no, request_id, salt_head))
             return await asyncio.wait_for(answer, _QUERY_TIMEOUT_S)
         except TimeoutError:
             raise NotReadyError(f"the scheduler has not answered within {_QUERY_TIMEOUT_S} s") from None

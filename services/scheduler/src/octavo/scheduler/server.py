@@ -152,14 +152,17 @@ class SchedulerServer:
             case Forget():
                 self.core.on_forget(message)
             case Explain():
-                explanation = self.explain(message.request_id, for_operator=False)
+                explanation = self.explain(message.request_id, message.salt_head, for_operator=False)
                 self._gateways[gateway_id].send(Explained(message.query_no, explanation))
                 return
         self._advance()
 
-    def explain(self, request_id: str, *, for_operator: bool) -> bytes:
-        """What happened to a request, as JSON; empty if it is unknown or forgotten. See docs/api.md."""
-        records = self.core.log.find(request_id)
+    def explain(self, request_id: str, salt_head: bytes = b"", *, for_operator: bool) -> bytes:
+        """What happened to a request, as JSON; empty if it is unknown, forgotten, or of another tenant.
+
+        See docs/api.md.
+        """
+        records = [record for record in self.core.log.find(request_id) if record.salt.startswith(salt_head)]
         if not records:
             return b""
         explanation = explain(request_id, records, time.monotonic(), time.time(), for_operator=for_operator)

@@ -97,7 +97,7 @@ def encode_gateway(message: GatewayMessage) -> bytes:
         forget = pb.Forget(request_id=message.request_id, cache_salt=message.cache_salt)
         return pb.GenerateRequest(forget=forget).SerializeToString()
     if isinstance(message, Explain):
-        explain = pb.Explain(query_no=message.query_no, request_id=message.request_id)
+        explain = pb.Explain(query_no=message.query_no, request_id=message.request_id, salt_head=message.salt_head)
         return pb.GenerateRequest(explain=explain).SerializeToString()
     abort = pb.Abort(
         request_no=message.request_no,
@@ -135,7 +135,7 @@ def decode_gateway(body: bytes) -> GatewayMessage:
         case "forget":
             return Forget(request.forget.request_id, request.forget.cache_salt)
         case "explain":
-            return Explain(request.explain.query_no, request.explain.request_id)
+            return Explain(request.explain.query_no, request.explain.request_id, request.explain.salt_head)
     raise ProtocolError("GenerateRequest with no message set")
 
 

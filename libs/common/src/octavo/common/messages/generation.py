@@ -104,6 +104,8 @@ class Explain:
     """Comes back with the answer."""
     request_id: str
     """If a gateway made several requests of one, `ID-0`, `ID-1` and so on, `ID` stands for all of them."""
+    salt_head: bytes = b""
+    """Only a request whose salt begins so is told of."""
 
 
 GatewayMessage = Submit | Abort | Forget | Explain
