@@ -94,8 +94,8 @@ async def running_gateway(
     listening, stop = listen_http(config), Stop()
     port = listening.getsockname()[1]
     app = create_app(config, client, model_tokenizer(chat_template))
-    serving = asyncio.create_task(serve_http(app, client, listening, config.drain_grace_s, stop))
-    base_url = f"http://127.0.0.1:{port}"
+    serving = asyncio.create_task(serve_http(app, config, client, listening, stop))
+    base_url = f"http{'s' if config.tls_cert else ''}://127.0.0.1:{port}"
     async with (
         httpx.AsyncClient(base_url=base_url, timeout=20, verify=False) as http,
         openai.DefaultAsyncHttpxClient(verify=False) as http_of_official,

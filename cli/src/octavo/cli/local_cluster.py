@@ -89,7 +89,7 @@ class LocalCluster:
         cores = asyncio.create_task(self.serve_cores(cores_stop))
         cores.add_done_callback(lambda _: None if stop.is_requested else stop.request())
         try:
-            await serve_http(app, self.gateway_client, listening, config.drain_grace_s, stop)
+            await serve_http(app, config, self.gateway_client, listening, stop)
         finally:
             if not cores_stop.is_requested:
                 cores_stop.request()

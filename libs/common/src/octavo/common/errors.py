@@ -7,6 +7,7 @@ OctavoError
 ├── UnknownModelError          no such model here
 ├── UnknownResponseError       no such response to branch from
 ├── QueueFullError             too many requests wait
+├── DeadlineExceededError      the request has not ended within the time that it gave
 ├── NotReadyError              no model is loaded, or a service it needs is away
 ├── OverloadedLinkError        the other end reads too slowly, its buffer is full
 ├── LinkClosedError            the other end is gone
@@ -56,6 +57,10 @@ class UnknownResponseError(OctavoError):
 
 class QueueFullError(OctavoError):
     reason = "QUEUE_FULL"
+
+
+class DeadlineExceededError(OctavoError):
+    reason = "DEADLINE_EXCEEDED"
 
 
 class NotReadyError(OctavoError):

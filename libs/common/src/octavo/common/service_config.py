@@ -27,7 +27,7 @@ AddressSetting = Annotated[Address, NoDecode, BeforeValidator(_parse_address), P
 """An address written `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
 
-def _split_list(value: Any) -> Any:
+def split_list(value: Any) -> Any:
     """Environment variables and flags give one text for the whole list."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list):
@@ -35,7 +35,7 @@ def _split_list(value: Any) -> Any:
     return [piece for part in parts for piece in (part.split(",") if isinstance(part, str) else [part])]
 
 
-AddressListSetting = Annotated[list[AddressSetting], NoDecode, BeforeValidator(_split_list)]
+AddressListSetting = Annotated[list[AddressSetting], NoDecode, BeforeValidator(split_list)]
 """Addresses separated by commas; as a flag it may also be repeated, in YAML it is a list."""
 
 
@@ -102,4 +102,4 @@ class _YamlFile(YamlConfigSettingsSource):
         return self._read_files(Path(path)) if path else {}
 
 
-__all__ = ["AddressListSetting", "AddressSetting", "ServiceConfig"]
+__all__ = ["AddressListSetting", "AddressSetting", "ServiceConfig", "split_list"]

@@ -129,6 +129,8 @@ class MessagesRequest(PromptRequest):
     """Default 1: keep all."""
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Default 0: keep all."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds, as for chat."""
     metadata: dict[str, Any] | None = None
     """Passes without effect."""
     service_tier: Literal["auto", "standard_only"] | None = None
@@ -156,6 +158,7 @@ def chat_fields(request: PromptRequest) -> dict[str, Any]:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
+            "timeout": request.timeout,
         }
     return fields
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from octavo.common.errors import OctavoError
 from octavo.gateway import (
@@ -28,12 +29,13 @@ from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
+from octavo.gateway.intake import IntakeMiddleware
 from octavo.gateway.key_sources import KeyRing, key_source
 from octavo.gateway.openapi import describe, errors
 from octavo.gateway.rate_limits import Limiter, MemoryLimiter
 from octavo.gateway.redis_rate_limits import RedisLimiter
 from octavo.gateway.redis_response_store import RedisResponseStore
-from octavo.gateway.request_context import RequestContextMiddleware
+from octavo.gateway.request_context import EXPOSED_HEADERS, RequestContextMiddleware
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
 from octavo.gateway.scheduler_admin import SchedulerAdmin
 from octavo.gateway.scheduler_client import SchedulerClient
@@ -72,7 +74,18 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
 
     app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan, responses=errors())
     describe(app)
+    app.add_middleware(
+        IntakeMiddleware, max_buffered_bytes=config.max_buffered_body_bytes, timeout_s=config.body_timeout_s
+    )
     app.add_middleware(TenancyMiddleware, ring=ring, limiter=limiter)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestContextMiddleware)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)

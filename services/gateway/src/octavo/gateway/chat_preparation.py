@@ -110,6 +110,7 @@ class ChatPreparation:
                 is_stream=bool(request.stream),
                 received_s=http_request.state.received_s,
                 account=account,
+                timeout_s=request.timeout or self._config.default_timeout_s,
             ),
         )
 

@@ -162,6 +162,7 @@ def router(
                 is_stream=bool(body.stream),
                 received_s=request.state.received_s,
                 account=account,
+                timeout_s=body.timeout or config.default_timeout_s,
             ),
         )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, RedisDsn, SecretStr, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from octavo.common.service_config import AddressSetting, ServiceConfig
+from octavo.common.service_config import AddressSetting, ServiceConfig, split_list
 
 
 class GatewayConfig(ServiceConfig):
@@ -31,6 +31,18 @@ class GatewayConfig(ServiceConfig):
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port that HTTP is served on; 0 takes a free one."""
 
+    tls_cert: Path | None = None
+    """PEM file with the certificate for HTTPS, and those between it and the root; unset serves plain HTTP."""
+
+    tls_key: Path | None = None
+    """PEM file with its key."""
+
+    tls_client_ca: Path | None = None
+    """PEM file with the authorities of which clients must have a certificate; unset: they need none."""
+
+    cors_origins: Annotated[list[str], NoDecode, BeforeValidator(split_list)] = Field(default=[])
+    """Origins whose scripts may call this server, separated by commas; `*` for all."""
+
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds for one attempt to reach the scheduler."""
 
@@ -45,6 +57,21 @@ class GatewayConfig(ServiceConfig):
 
     max_body_bytes: int = Field(default=8 * 2**20, gt=0)
     """Size of a request's body; larger ones get 413."""
+
+    max_buffered_body_bytes: int = Field(default=256 * 2**20, gt=0)
+    """Bytes of all bodies whose answers have not begun; above it requests get 429."""
+
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a body must come; else the request gets 408."""
+
+    stalled_client_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds for which a client may take nothing of what is sent to it; then its connection is cut."""
+
+    default_timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds until a request without a `timeout` ends with 504; unset: no such end."""
+
+    max_timeout_s: float = Field(default=86400.0, gt=0)
+    """Longest `timeout` of a request."""
 
     max_prompts: int = Field(default=256, gt=0)
     """Prompts in one request."""
@@ -131,4 +158,6 @@ class GatewayConfig(ServiceConfig):
     def _check(self) -> GatewayConfig:
         if sum(source is not None for source in (self.api_keys, self.api_keys_file, self.api_keys_redis)) > 1:
             raise ValueError("give one of api_keys, api_keys_file and api_keys_redis")
+        if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
+            raise ValueError("tls_cert and tls_key go together, and tls_client_ca with them")
         return self

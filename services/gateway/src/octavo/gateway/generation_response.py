@@ -65,6 +65,12 @@ class GenerationJob:
     received_s: float
     """`time.perf_counter()` at the request's arrival."""
     account: RequestAccount
+    timeout_s: float | None = None
+    """From then on."""
+
+    def seconds_left(self) -> float | None:
+        """Until the request's deadline; None if it has none."""
+        return None if self.timeout_s is None else self.timeout_s - (time.perf_counter() - self.received_s)
 
 
 class GenerationResponse(Response):
@@ -100,7 +106,7 @@ class GenerationResponse(Response):
         job = self._job
         await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
         prompts = [replace(prompt, priority=job.account.priority(prompt.priority)) for prompt in job.prompts]
-        generation = self._client.submit(job.request_id, prompts, job.cache_salt)
+        generation = self._client.submit(job.request_id, prompts, job.cache_salt, job.seconds_left())
         try:
             with generation, metrics.OPEN_GENERATIONS.track_inprogress():
                 if job.is_stream:

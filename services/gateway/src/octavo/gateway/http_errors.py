@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.common.errors import (
+    DeadlineExceededError,
     InternalError,
     InvalidRequestError,
     LinkClosedError,
@@ -70,6 +71,8 @@ class ErrorKind:
     code: str | None = None
     is_retryable: bool = False
     """Sent with Retry-After."""
+    is_final: bool = False
+    """Clients are told not to try again, which they would by its status."""
     withholds_message: bool = False
 
 
@@ -84,6 +87,7 @@ ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
     UnknownModelError: ErrorKind(404, _INVALID, "model_not_found"),
     UnknownResponseError: ErrorKind(404, _INVALID, "response_not_found"),
     QueueFullError: ErrorKind(429, "rate_limit_error", "queue_full", is_retryable=True),
+    DeadlineExceededError: ErrorKind(504, "timeout_error", "deadline_exceeded", is_final=True),
     NotReadyError: _UNAVAILABLE,
     OverloadedLinkError: _UNAVAILABLE,
     LinkClosedError: _UNAVAILABLE,
@@ -136,6 +140,8 @@ def report_of(error: Exception) -> ErrorReport:
     message = _WITHHELD if kind.withholds_message else error.message
     param = next((_PARAMS[base] for base in type(error).__mro__ if base in _PARAMS), None)
     headers = {"retry-after": str(RETRY_AFTER_S)} if kind.is_retryable else {}
+    if kind.is_final:
+        headers["x-should-retry"] = "false"
     return ErrorReport(kind.status, report(kind.status, message, kind.type, param, kind.code).body, headers)
 
 
@@ -151,6 +157,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 ANTHROPIC_PATHS = "/v1/messages"
 """Where errors have Anthropic's shape."""

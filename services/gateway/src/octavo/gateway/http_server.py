@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import structlog
@@ -34,15 +35,17 @@ def listen_http(config: GatewayConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listening = socket.create_server((config.host, config.port), family=family, backlog=2048)
     listening.setblocking(False)
+    # Connections inherit it: one that takes nothing of what is sent is cut by the kernel.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.stalled_client_timeout_s * 1000))
     return listening
 
 
 async def serve_http(
-    app: FastAPI, client: SchedulerClient, listening: socket.socket, drain_grace_s: float, stop: Stop
+    app: FastAPI, config: GatewayConfig, client: SchedulerClient, listening: socket.socket, stop: Stop
 ) -> None:
     """Serve until the stop is requested, then let open answers end.
 
-    From the stop on, readiness fails and new work gets 503. What still runs after `drain_grace_s` gets an error event.
+    From the stop on, readiness fails and new work gets 503. What still runs after the grace gets an error event.
     """
     server = _Server(
         uvicorn.Config(
@@ -53,6 +56,10 @@ async def serve_http(
             access_log=False,
             server_header=False,
             backlog=2048,
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            ssl_ca_certs=str(config.tls_client_ca) if config.tls_client_ca else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if config.tls_client_ca else ssl.CERT_NONE,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
@@ -64,7 +71,7 @@ async def serve_http(
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         client.refuse_new_work("the server is shutting down")
-        await client.drain(drain_grace_s)
+        await client.drain(config.drain_grace_s)
     finally:
         stopping.cancel()
         server.should_exit = True

@@ -35,7 +35,7 @@ def main() -> None:
         app = create_app(config, client, tokenizer)
         gc.freeze()  # what lives as long as the process need not be searched again and again
         with operations_http(config.metrics_listen, lambda: client.why_not_ready):
-            await serve_http(app, client, listen_http(config), config.drain_grace_s, stop)
+            await serve_http(app, config, client, listen_http(config), stop)
 
     run("gateway", config, serve)
 

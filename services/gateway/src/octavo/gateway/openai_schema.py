@@ -166,6 +166,8 @@ class GenerationRequest(RequestBody):
     """Send server-sent events. Default false."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds from the request's arrival until it ends with an error, code `deadline_exceeded`, if it has not ended."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefix blocks are shared only between requests of equal salt."""
     keep: Annotated[float, Field(ge=0)] | None = None

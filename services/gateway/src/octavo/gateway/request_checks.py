@@ -123,6 +123,7 @@ def check_options(
     param = "n" if search.num_generated == n else "best_of"
     at_most(param, search.num_generated * num_prompts, config.max_choices, "choices over all prompts")
     at_most("keep", request.keep or 0, config.max_keep_s, "seconds")
+    at_most("timeout", request.timeout or 0, config.max_timeout_s, "seconds")
     at_most("priority", abs(request.priority or 0), config.max_priority)
     if request.truncate_prompt_tokens == 0:
         raise FieldError("truncate_prompt_tokens", "truncate_prompt_tokens: must not be 0", "invalid_value")

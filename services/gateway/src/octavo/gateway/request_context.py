@@ -19,6 +19,14 @@ from octavo.gateway.request_account import account_of
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
+)
+"""Headers of answers that scripts of other origins may read."""
 _QUIET_PATHS = ("/health/", "/metrics")
 
 

@@ -160,6 +160,8 @@ class ResponsesRequest(RequestBody):
     """Send server-sent events. Default false."""
     stream_options: ResponseStreamOptions | None = None
     """Passes without effect."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds, as for chat."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Comes back with the response."""
     reasoning: ReasoningOptions | None = None
@@ -205,6 +207,7 @@ def chat_fields(request: ResponsesRequest, items: Sequence[InputItem]) -> dict[s
         "max_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "timeout": request.timeout,
         "stream": request.stream,
         "tools": [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}

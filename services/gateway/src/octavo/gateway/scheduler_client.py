@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, QueueFullError, from_reason
+from octavo.common.errors import (
+    DeadlineExceededError,
+    LinkClosedError,
+    NotReadyError,
+    OctavoError,
+    QueueFullError,
+    from_reason,
+)
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
@@ -38,6 +45,7 @@ GenerationEvent = RequestStarted | PromptLogprobs | SampledToken | ChoiceFinishe
 Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
 
 _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
+_LATE = "the request has not ended within its time"
 _MAX_REQUEST_NO = 2**31 - 1
 _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
 _DEADLINE_CHECK_S = 0.25
@@ -101,6 +109,7 @@ class Generation:
         self._events: list[tuple[int, GenerationEvent]] = []
         self._error: OctavoError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache, over all prompts."""
         self.last_news_s = 0.0
@@ -192,11 +201,16 @@ class SchedulerClient:
     def num_open_requests(self) -> int:
         return len(self._parts)
 
-    def submit(self, request_id: str, prompts: Sequence[Prompt], cache_salt: bytes = b"") -> Generation:
+    def submit(
+        self, request_id: str, prompts: Sequence[Prompt], cache_salt: bytes = b"", timeout_s: float | None = None
+    ) -> Generation:
         """Start a generation, to be entered at once with `with`. All prompts have the same number of choices.
 
-        Raises NotReadyError and QueueFullError.
+        What has not ended after `timeout_s` fails with DeadlineExceededError. Raises that, NotReadyError and
+        QueueFullError.
         """
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineExceededError(_LATE)
         if self._link is None or self.why_not_ready:
             raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
         if len(self._parts) + len(prompts) > self._max_open_requests:
@@ -206,7 +220,10 @@ class SchedulerClient:
             raise NotReadyError("the stream to the scheduler is used up and is opened anew")
         n = prompts[0].params.n
         generation = Generation(self, len(prompts), n)
-        generation.last_news_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        generation.last_news_s = loop.time()
+        if timeout_s is not None:
+            generation._deadline = loop.call_later(timeout_s, self._fail, generation, DeadlineExceededError(_LATE))
         for index, prompt in enumerate(prompts):
             part = _Part(generation, self._next_request_no, index, prompt)
             self._next_request_no += 1
@@ -355,6 +372,8 @@ class SchedulerClient:
 
     def _abandon(self, generation: Generation) -> None:
         """Abort all parts that are open."""
+        if generation._deadline is not None:
+            generation._deadline.cancel()
         for part in generation._parts:
             if self._remove(part.request_no) is not None:
                 self._send(Abort(part.request_no))

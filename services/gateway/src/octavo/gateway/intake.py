@@ -1,0 +1,75 @@
+"""How request bodies come in: not too slowly, and not too much of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.gateway.http_errors import RETRY_AFTER_S, RefusedError, report
+
+_BODY_HEADERS = (b"content-length", b"transfer-encoding")
+
+
+class IntakeMiddleware:
+    """Owns the count of bytes of bodies whose answers have not begun."""
+
+    def __init__(self, app: ASGIApp, max_buffered_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_buffered_bytes, self._timeout_s = max_buffered_bytes, timeout_s
+        self._num_buffered_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_expected = any(name in _BODY_HEADERS for name, _ in scope["headers"])
+        body = _Body(is_expected, asyncio.get_running_loop().time() + self._timeout_s)
+
+        async def receive_in_time() -> Message:
+            return await receive() if body.is_complete else await self._receive(body, receive)
+
+        async def send_and_let_go(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._let_go(body)
+                if body.is_expected and not body.is_complete:  # the rest of it is not waited for
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        try:
+            await self._app(scope, receive_in_time, send_and_let_go)
+        finally:
+            self._let_go(body)
+
+    async def _receive(self, body: _Body, receive: Receive) -> Message:
+        """Raises RefusedError."""
+        try:
+            async with asyncio.timeout_at(body.deadline_s):
+                message = await receive()
+        except TimeoutError:
+            text = f"the body has not come within {self._timeout_s:g} s"
+            raise RefusedError(report(408, text, "invalid_request_error", None, "body_timeout")) from None
+        if message["type"] == "http.request":
+            num_bytes = len(message.get("body", b""))
+            body.num_bytes += num_bytes
+            self._num_buffered_bytes += num_bytes
+            body.is_complete = not message.get("more_body", False)
+            if self._num_buffered_bytes > self._max_buffered_bytes:
+                text = f"bodies of requests that are not answered yet take more than {self._max_buffered_bytes} bytes"
+                headers = {"retry-after": str(RETRY_AFTER_S)}
+                raise RefusedError(report(429, text, "rate_limit_error", None, "queue_full", headers))
+        return message
+
+    def _let_go(self, body: _Body) -> None:
+        self._num_buffered_bytes -= body.num_bytes
+        body.num_bytes = 0
+
+
+class _Body:
+    __slots__ = ("deadline_s", "is_complete", "is_expected", "num_bytes")
+
+    def __init__(self, is_expected: bool, deadline_s: float) -> None:
+        self.is_expected, self.deadline_s = is_expected, deadline_s
+        self.is_complete = False
+        self.num_bytes = 0
+        """That this body has in the count."""
