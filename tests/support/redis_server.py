@@ -9,16 +9,41 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 
-@dataclass
 class RunningRedis:
-    url: str
-    process: subprocess.Popen[bytes]
+    """Keeps nothing on disk: started anew, it is empty."""
+
+    def __init__(self, executable: str, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self._command = [
+            executable,
+            "--port",
+            str(self._port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+        ]
+        self._log = folder / "log"
+
+    def start(self) -> None:
+        """Return once it answers."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            assert self.process.poll() is None
+            time.sleep(0.05)
 
     def pause(self) -> None:
         """It no longer answers."""
@@ -27,28 +52,20 @@ class RunningRedis:
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[RunningRedis]:
     """Answers when entered; gone when left. Skips the test where Redis is not installed; CI installs it."""
-    server = shutil.which("redis-server")
-    if server is None:
+    executable = shutil.which("redis-server")
+    if executable is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with Path(folder, "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    running = RunningRedis(f"redis://127.0.0.1:{port}/0", process)
+    running = RunningRedis(executable, folder)
+    running.start()
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None
-            time.sleep(0.05)
         yield running
     finally:
-        running.resume()
-        process.terminate()
-        process.wait(10)
+        running.kill()

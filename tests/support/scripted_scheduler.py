@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.common.links import Link, local_pair
 from octavo.common.messages.generation import (
@@ -108,7 +108,7 @@ class ScriptedScheduler:
         self._on_closed()
 
     def tell_status(self, ready: bool, reason: str = "") -> None:
-        self.status = SchedulerStatus(ready, reason, self.model)
+        self.status = replace(self.status, ready=ready, reason=reason, model=self.model)
         assert self._link is not None
         self._link.send(self.status)
 

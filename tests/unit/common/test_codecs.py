@@ -122,7 +122,24 @@ def tokens_of_a_batch(draw: st.DrawFn) -> dict[str, Any]:
 
 scheduler_message = st.one_of(
     st.builds(generation.Explained, query_no=index, explanation=st.binary(max_size=9)),
-    st.builds(generation.SchedulerStatus, ready=st.booleans(), reason=text, model=st.none() | model),
+    st.builds(
+        generation.SchedulerStatus,
+        ready=st.booleans(),
+        reason=text,
+        model=st.none() | model,
+        pool_id=text,
+        epoch=st.integers(0, 2**64 - 1),
+    ),
+    st.builds(
+        generation.SchedulerLoad,
+        num_waiting=index,
+        num_waiting_tokens=st.integers(0, 2**64 - 1),
+        num_running=index,
+        max_num_running=index,
+        num_blocks=index,
+        num_available_blocks=index,
+        prefill_tokens_per_s=st.floats(0, 1e9),
+    ),
     st.builds(
         lambda tokens, **others: generation.TokenBatch(**tokens, **others),
         tokens=tokens_of_a_batch(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,21 @@ async def tokens_of(generation: Generation) -> dict[int, list[int]]:
             if isinstance(event, SampledToken):
                 tokens.setdefault(choice, []).append(event.token_id)
     return tokens
+
+
+async def test_a_scheduler_that_was_replaced_is_refused() -> None:
+    async with connected(always([5])) as (client, scheduler):
+        scheduler.status = replace(scheduler.status, epoch=7)
+        scheduler.tell_status(True)
+        await eventually(lambda: client.epoch == 7)
+        scheduler.status = replace(scheduler.status, epoch=6)
+        scheduler.drop_link()
+        await asyncio.sleep(0.2)
+        assert client.why_not_ready
+        scheduler.status = replace(scheduler.status, epoch=8)
+        await eventually(lambda: not client.why_not_ready, 2.0)
+        with client.submit("r", [prompt(max_tokens=1)]) as generation:
+            assert await tokens_of(generation) == {0: [5]}
 
 
 async def test_each_choice_of_each_prompt_has_its_number() -> None:

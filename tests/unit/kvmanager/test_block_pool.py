@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.common.block_hash import BlockHasher, BlockKey, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import InternalError, ProtocolError
-from octavo.kvmanager.block_hash import BlockHasher, BlockKey, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.common.block_hash import digest_of
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import (
     Admission,
@@ -18,7 +19,6 @@ from octavo.common.messages.kv import (
     Publication,
     Release,
 )
-from octavo.kvmanager.block_hash import digest_of
 from octavo.kvmanager.block_pool import BlockState
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.ledger import violations

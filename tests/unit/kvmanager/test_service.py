@@ -123,7 +123,7 @@ async def test_a_pool_is_looked_at_and_watched_by_calls(tmp_path: Path) -> None:
         stub = kvmanager_service_pb2_grpc.KvManagerServiceStub(channel)
         events = stub.WatchEvents(kvmanager_service_pb2.WatchEventsRequest())
         snapshot = await events.read()
-        assert (snapshot.is_snapshot, len(snapshot.events), snapshot.life) == (True, 0, 8)
+        assert (snapshot.is_snapshot, len(snapshot.events), snapshot.life) == (True, 0, (7 << 16) + 1)
         scheduler.send(KvRequest(2, 0, publications=[Publication(3, 40)]))
         batch = await events.read()
         assert [(event.block_id, len(event.digest)) for event in batch.events] == [(0, 32), (1, 32)]

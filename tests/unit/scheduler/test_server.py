@@ -19,6 +19,7 @@ from octavo.common.messages.generation import (
     FinishReason,
     RequestFailed,
     SamplingParams,
+    SchedulerLoad,
     SchedulerStatus,
     Submit,
     TokenBatch,
@@ -34,6 +35,7 @@ from octavo.simulator.scripted_worker import ScriptedWorker, expected_output
 
 VOCAB, NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 97, 64, 8, 4
 UNUSED = Address("local", "unused")
+FIRST_EPOCH = 1000
 
 
 class FakeHost:
@@ -48,6 +50,7 @@ class FakeHost:
         self.step_s = 0.0
         self.links: dict[str, Link[Any, Any]] = {}
         self.epochs: list[int] = []
+        self.least_boot_epoch = 0
 
     async def connect_worker(self) -> Link[Any, Any]:
         client, server = self._join("worker")
@@ -91,6 +94,7 @@ class Gateway:
         self.link: Link[Any, Any]
         self.link, server = local_pair()
         self.statuses = [SchedulerStatus(False, "nothing heard yet", None)]
+        self.loads: list[SchedulerLoad] = []
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, ChoiceFinished] = {}
         self.failed: dict[int, RequestFailed] = {}
@@ -102,9 +106,12 @@ class Gateway:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         self.link.send(Submit(request_no, f"r{request_no}", tuple(prompt), params))
 
-    def _on_message(self, message: SchedulerStatus | TokenBatch) -> None:
+    def _on_message(self, message: SchedulerStatus | SchedulerLoad | TokenBatch) -> None:
         if isinstance(message, SchedulerStatus):
             self.statuses.append(message)
+            return
+        if isinstance(message, SchedulerLoad):
+            self.loads.append(message)
             return
         for token in message.tokens:
             self.tokens.setdefault(token.request_no, []).append(token.token_id)
@@ -130,7 +137,9 @@ async def running(host: FakeHost, **settings: Any) -> AsyncIterator[tuple[Schedu
         worker=UNUSED,
         **{"drain_grace_s": 0.0, "max_num_seqs": NUM_SLOTS, **settings},
     )
-    scheduler = SchedulerServer(config, host.connect_kvmanager, host.connect_worker)
+    scheduler = SchedulerServer(
+        config, host.connect_kvmanager, host.connect_worker, FIRST_EPOCH, lambda: host.least_boot_epoch
+    )
     stop = Stop()
     serving = asyncio.create_task(scheduler.run(stop))
     gateway = Gateway(scheduler)
@@ -237,6 +246,37 @@ async def test_new_kv_manager_is_told_what_the_scheduler_holds() -> None:
         assert (stats.num_pool_losses, stats.num_declarations, stats.num_preemptions) == (0, 1, 0)
         [pool] = host.kvmanager.pools
         await eventually(lambda: pool.blocks.counts().active == 0)
+
+
+async def test_kv_manager_that_was_replaced_is_refused() -> None:
+    host = FakeHost()
+    host.least_boot_epoch = 2
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: any("there is one of epoch 2" in status.reason for status in gateway.statuses))
+        assert not gateway.statuses[-1].ready
+        host.kvmanager = KvManagerServer(PoolSettings(), boot_epoch=2, check_ledger=True)
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=10)
+        await run_to_end(gateway, 1, [5, 6, 7], 10)
+        assert scheduler.core.stats.num_pool_losses == 0
+
+
+async def test_gateways_are_told_the_load_and_whose_it_is() -> None:
+    host = FakeHost()
+    host.step_s = 0.02
+    async with running(host, pool_id="left") as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        assert (gateway.statuses[-1].pool_id, gateway.statuses[-1].epoch) == ("left", FIRST_EPOCH)
+        for request_no in range(1, NUM_SLOTS + 3):
+            gateway.submit(request_no, [5] * 20, max_tokens=60)
+        await eventually(lambda: gateway.loads[-1].num_running == NUM_SLOTS)
+        busy = gateway.loads[-1]
+        assert (busy.num_waiting, busy.num_waiting_tokens, busy.max_num_running) == (2, 40, NUM_SLOTS)
+        assert busy.num_available_blocks <= busy.num_blocks - NUM_SLOTS
+        assert busy == scheduler.core.load
+        for request_no in range(1, NUM_SLOTS + 3):
+            gateway.link.send(Abort(request_no))
+        await eventually(lambda: (gateway.loads[-1].num_running, gateway.loads[-1].num_waiting) == (0, 0))
 
 
 async def test_refused_step_starts_over_with_a_hello() -> None:

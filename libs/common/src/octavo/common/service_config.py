@@ -17,6 +17,7 @@ from pydantic_settings import (
 
 from octavo.common.links import Address
 from octavo.common.logs import LogFormat, LogLevel
+from octavo.common.registry.open import RegistrySetting
 
 
 def _parse_address(value: Any) -> Any:
@@ -63,6 +64,17 @@ class ServiceConfig(BaseSettings):
 
     metrics_listen: str | None = Field(default=None, pattern=r":[0-9]{1,5}$")
     """HOST:PORT where /metrics, /health/live and /health/ready are served over HTTP; unset serves none."""
+
+    registry: RegistrySetting | None = None
+    """Where members of the deployment find one another: `redis://HOST:PORT/DB`, or `file://PATH` of a list of them.
+    Unset: services are where the settings say."""
+
+    registry_ttl_s: float = Field(default=10.0, ge=0.5)
+    """Seconds after which a member that is not heard of is taken for dead. It registers three times as often."""
+
+    advertise: AddressListSetting = []
+    """Where other members reach this service; unset: where it listens. The first is for its stream, the first of gRPC
+    for other calls."""
 
     drain_grace_s: float = Field(default=5.0, ge=0)
     """Seconds that running work is given after SIGTERM or SIGINT."""

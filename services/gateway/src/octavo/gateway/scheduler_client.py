@@ -33,6 +33,7 @@ from octavo.common.messages.generation import (
     RequestStarted,
     SampledToken,
     SamplingParams,
+    SchedulerLoad,
     SchedulerMessage,
     SchedulerStatus,
     Submit,
@@ -179,6 +180,10 @@ class SchedulerClient:
         self._max_open_requests = max_open_requests
         self._link: Link[GatewayMessage, SchedulerMessage] | None = None
         self._status = _NOT_CONNECTED
+        self.epoch = 0
+        """The highest of the schedulers met; one with a lower one has been replaced."""
+        self.load = SchedulerLoad()
+        """As the scheduler told it last."""
         self._refusal = ""
         self._next_request_no = 1
         self._parts: dict[int, _Part] = {}
@@ -320,6 +325,12 @@ class SchedulerClient:
 
     def _on_message(self, message: SchedulerMessage) -> None:
         if isinstance(message, SchedulerStatus):
+            if message.epoch < self.epoch:
+                log.warning("scheduler refused", epoch=message.epoch, highest_epoch=self.epoch)
+                assert self._link is not None
+                self._link.close()
+                return
+            self.epoch = message.epoch
             if message != self._status:
                 log.info("scheduler status changed", ready=message.ready, reason=message.reason)
             self._status = message
@@ -327,6 +338,8 @@ class SchedulerClient:
             answer = self._queries.get(message.query_no)
             if answer is not None and not answer.done():
                 answer.set_result(message.explanation)
+        elif isinstance(message, SchedulerLoad):
+            self.load = message
         else:
             self._on_tokens(message)
 

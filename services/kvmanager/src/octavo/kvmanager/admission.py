@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockHasher, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import Admission, Admitted, MissReason, PrefixMiss, Verdict, WaitReason
 from octavo.kvmanager.arrivals import STEP_TOKENS, ArrivalBook, Arrived
-from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.host_tier import HostTier

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockHasher, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import Arrival
-from octavo.kvmanager.block_hash import BlockHasher, TokenChain
 
 SLICE_TOKENS = 4096
 """Tokens that one slice hashes: about 0.6 ms."""

@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple, cast
 
+from octavo.common.block_hash import BlockKey, digest_of
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
-from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.eviction import SegmentedLru
 from octavo.kvmanager.miss_reasons import FLUSHED, PrefixHistory

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockKey, TokenChain
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import BlockCopy, Fork, Forked, Publication, Verdict
-from octavo.kvmanager.block_hash import BlockKey, TokenChain
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.single_flight import Flights
 

@@ -19,8 +19,8 @@ from zlib import crc32
 
 import structlog
 
+from octavo.common.block_hash import BlockKey
 from octavo.common.messages.kv import OpenPool
-from octavo.kvmanager.block_hash import BlockKey
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from octavo.common.block_hash import HashAlgorithm, digest_function
 from octavo.common.links import Address
 from octavo.common.service_config import AddressListSetting, ServiceConfig
-from octavo.kvmanager.block_hash import HashAlgorithm, digest_function
 from octavo.kvmanager.block_pool import PROTECTED_SHARE
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.pool import PoolSettings
@@ -22,6 +22,9 @@ class KvManagerConfig(ServiceConfig):
 
     listen: AddressListSetting = Field(default=[Address("grpc", "127.0.0.1:7102")], min_length=1)
     """Where schedulers connect: frames://PATH, grpc://HOST:PORT, grpc+unix://PATH."""
+
+    pool_id: str = "default"
+    """With a registry: the pool that this KV manager takes the lease of."""
 
     watermark: float = Field(default=0.01, ge=0, lt=1)
     """Share of a pool's blocks that an admission leaves available, so that running sequences can grow."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from octavo.common.block_hash import UNKNOWN_KEY, BlockHasher, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import DeclarePool
-from octavo.kvmanager.block_hash import UNKNOWN_KEY, BlockHasher, TokenChain
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue

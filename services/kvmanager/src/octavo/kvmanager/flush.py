@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.kvmanager.block_hash import BlockKey, adapter_mark, adapter_mark_of, salt_mark, salt_mark_of
+from octavo.common.block_hash import BlockKey, adapter_mark, adapter_mark_of, salt_mark, salt_mark_of
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.block_table import BlockTables
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.kvmanager.block_hash import BlockKey
+from octavo.common.block_hash import BlockKey
 from octavo.kvmanager.host_pool import HostState
 from octavo.kvmanager.host_tier import HostTier
 from octavo.kvmanager.transfers import Purpose

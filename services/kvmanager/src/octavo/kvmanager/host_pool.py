@@ -6,8 +6,8 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from octavo.common.block_hash import BlockKey, digest_of
 from octavo.common.errors import InternalError
-from octavo.kvmanager.block_hash import BlockKey, digest_of
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
 
 

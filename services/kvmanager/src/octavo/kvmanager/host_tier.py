@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockKey, TokenChain
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import SwapIn, SwapOut, SwappedIn, SwappedOut, Verdict, WaitReason
-from octavo.kvmanager.block_hash import BlockKey, TokenChain
 from octavo.kvmanager.block_pool import BlockPool, BlockState
 from octavo.kvmanager.block_table import BlockTable, BlockTables
 from octavo.kvmanager.host_pool import HostPool

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.kvmanager.block_hash import digest_of
+from octavo.common.block_hash import digest_of
 from octavo.kvmanager.ledger import judge, take_books
 from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, Tier

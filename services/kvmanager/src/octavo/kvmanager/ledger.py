@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockKey
 from octavo.common.messages.kv import PoolCounts
-from octavo.kvmanager.block_hash import BlockKey
 from octavo.kvmanager.block_pool import BlockState
 from octavo.kvmanager.host_ledger import HostBooks, host_books, judge_host
 from octavo.kvmanager.pool import Pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from octavo.common.block_hash import BlockKey, adapter_mark_of, salt_marks_of, token_check
 from octavo.common.messages.kv import MissReason, PrefixMiss
-from octavo.kvmanager.block_hash import BlockKey, adapter_mark_of, salt_marks_of, token_check
 from octavo.kvmanager.single_flight import Flights
 
 MAX_JUDGED_BLOCKS = 256

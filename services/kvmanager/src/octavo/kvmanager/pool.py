@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.common.block_hash import BlockHasher, HashAlgorithm
 from octavo.common.errors import MessageGapError, ProtocolError
 from octavo.common.messages.kv import (
     Arrival,
@@ -18,7 +19,6 @@ from octavo.common.messages.kv import (
 )
 from octavo.kvmanager.admission import AdmissionControl
 from octavo.kvmanager.arrivals import ArrivalBook
-from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm
 from octavo.kvmanager.block_pool import PROTECTED_SHARE, BlockPool
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
@@ -77,14 +77,14 @@ class Pool:
         self.tier = HostTier(
             self.blocks, self.tables, opening.num_host_blocks, num_watermark_blocks, settings.host_tier, stats
         )
-        self._hasher = settings.hasher(opening)
+        self.hasher = settings.hasher(opening)
         self._catalogue = catalogue
-        self.arrivals = ArrivalBook(self._hasher)
+        self.arrivals = ArrivalBook(self.hasher)
         self._admissions = AdmissionControl(
             self.blocks,
             self.tables,
             self.arrivals,
-            self._hasher,
+            self.hasher,
             self.tier,
             num_watermark_blocks,
             stats,
@@ -105,7 +105,7 @@ class Pool:
         if self._last_message_no or self._is_declared:
             raise ProtocolError("a pool is declared before its first message, and once")
         self._is_declared = True
-        rebuild(self.blocks, self.tables, self._hasher, self._catalogue, declaration)
+        rebuild(self.blocks, self.tables, self.hasher, self._catalogue, declaration)
 
     def write_catalogue(self) -> None:
         """To be called when the answer to a message is on its way."""

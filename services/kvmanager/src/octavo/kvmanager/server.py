@@ -29,6 +29,9 @@ from octavo.kvmanager.stats import KvStats
 
 log = structlog.get_logger()
 
+_LIFE_BITS = 16
+"""Lives of pools are numbered within a boot; boots may follow one another closely."""
+
 KvLink = Link[KvManagerReply, KvManagerRequest]
 
 
@@ -78,6 +81,11 @@ class KvManagerServer:
         self._hashing: list[Pool] = []
 
     @property
+    def hash_algorithm(self) -> str:
+        """What names blocks, in all pools."""
+        return self._settings.hash_algorithm
+
+    @property
     def pools(self) -> list[Pool]:
         return [lease.pool for lease in self._leases.values()]
 
@@ -125,7 +133,7 @@ class KvManagerServer:
             self._leases[opening.pool_id] = lease
             self._num_lives += 1
             gc.freeze()  # else the collector would look at every block of the pool, for longer than many steps
-            lease.pool.blocks.events.life = (self.boot_epoch + self._num_lives) % 2**64
+            lease.pool.blocks.events.life = ((self.boot_epoch << _LIFE_BITS) + self._num_lives) % 2**64
         lease.stream = stream
         log.info(
             "pool resumed" if is_resumed else "pool opened",

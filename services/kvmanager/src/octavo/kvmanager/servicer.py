@@ -45,6 +45,8 @@ class KvManagerServicer:
             block_size=pool.block_size,
             life=pool.blocks.events.life,
             acknowledged_step=pool.blocks.acknowledged_step,
+            hash_algorithm=self._server.hash_algorithm,
+            hash_root=pool.hasher.root,
         )
         if not request.skip_ledger:
             response.violations.extend(await ledger_violations(pool))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.kvmanager.block_hash import BlockKey
+from octavo.common.block_hash import BlockKey
 
 
 class Flights:

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from octavo.common.block_hash import BlockKey
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import Transfer, TransferDirection
-from octavo.kvmanager.block_hash import BlockKey
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.host_pool import HostPool
 from octavo.kvmanager.pool_events import EventKind

@@ -37,6 +37,7 @@ class BlockAccount:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
+        self.num_blocks = num_blocks
         self.counts = PoolCounts(free=num_blocks, granted=0, active=0, cached=0, quarantined=0)
         """The pool as of the last reply."""
         self.skips_host_prefixes = False

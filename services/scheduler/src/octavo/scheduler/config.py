@@ -18,11 +18,11 @@ class SchedulerConfig(ServiceConfig):
     listen: AddressListSetting
     """Addresses for gateways; the gRPC ones serve the admin calls too."""
 
-    kvmanager: AddressSetting
-    """The KV manager that keeps the worker's block pool."""
+    kvmanager: AddressSetting | None = None
+    """The KV manager that keeps the worker's block pool. Unset: the one that the registry has for `pool_id`."""
 
-    worker: AddressSetting
-    """The worker to drive."""
+    worker: AddressSetting | None = None
+    """The worker to drive. Unset: the one that the registry has for `pool_id`."""
 
     pool_id: str = "default"
     """Name of the block pool at the KV manager."""
@@ -93,6 +93,14 @@ class SchedulerConfig(ServiceConfig):
 
     recovery_timeout_s: float = Field(default=60.0, gt=0)
     """How long requests wait for a worker and a KV manager to come back before they fail."""
+
+    @model_validator(mode="after")
+    def _others_can_be_found(self) -> SchedulerConfig:
+        if self.registry is None:
+            for name in ("kvmanager", "worker"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name} is unset, and there is no registry to find it in")
+        return self
 
     @model_validator(mode="after")
     def _budget_covers_a_decode_of_all(self) -> SchedulerConfig:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.common.errors import MessageGapError, OctavoError
-from octavo.common.messages.generation import Abort, Forget, ModelInfo, Submit, TokenBatch
+from octavo.common.messages.generation import Abort, Forget, ModelInfo, SchedulerLoad, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, Verdict
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.admissions import Admissions
@@ -105,6 +105,23 @@ class SchedulerCore:
     @property
     def num_swapped(self) -> int:
         return sum(1 for _ in self._life.pool.swapping) if self._life else 0
+
+    @property
+    def load(self) -> SchedulerLoad:
+        """What there is to do, for those who choose among schedulers."""
+        waiting = sum(len(sequence.token_ids) for sequence in self._places.waiting)
+        if self._life is None:
+            return SchedulerLoad(self.num_waiting, waiting)
+        pool, cost = self._life.pool, self._life.preemption.cost
+        return SchedulerLoad(
+            num_waiting=self.num_waiting,
+            num_waiting_tokens=waiting,
+            num_running=len(pool.running),
+            max_num_running=self.model.max_num_seqs if self.model else 0,
+            num_blocks=pool.account.num_blocks,
+            num_available_blocks=pool.account.counts.allocatable,
+            prefill_tokens_per_s=cost.prefill_tokens_per_s if cost.knows_prefill else 0.0,
+        )
 
     @property
     def account(self) -> BlockAccount | None:

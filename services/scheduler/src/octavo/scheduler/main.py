@@ -9,27 +9,66 @@ import prometheus_client
 from octavo.common import runtime
 from octavo.common.admin import AdminServicer
 from octavo.common.codecs import GENERATE, KV_STEPS, WORKER_STEPS
-from octavo.common.links import connect, listen
+from octavo.common.links import Address, connect, listen
 from octavo.common.operations_http import operations_http
+from octavo.common.registry import Role
+from octavo.common.registry.participant import Participant, taking_part
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.metrics import SchedulerCollector
-from octavo.scheduler.server import SchedulerServer
+from octavo.scheduler.server import KvLink, SchedulerServer, WorkerLink
 from octavo.scheduler.servicer import SchedulerServicer
 
 
 async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
-    server = SchedulerServer(
-        config,
-        connect_kvmanager=lambda: connect(config.kvmanager, KV_STEPS, config.connect_timeout_s),
-        connect_worker=lambda: connect(config.worker, WORKER_STEPS, config.connect_timeout_s),
-    )
+    """Wait for the lease of the pool, then serve. Raises LeaseLostError if another scheduler takes it."""
+    async with taking_part(config, Role.SCHEDULER, config.pool_id, config.listen) as participant:
+        with operations_http(config.metrics_listen, lambda: participant.waits_for):
+            epoch = await participant.take_lease(stop)
+        if epoch:
+            await participant.while_registered(lambda: _serve(config, participant, epoch, stop))
+
+
+async def _serve(config: SchedulerConfig, participant: Participant, epoch: int, stop: runtime.Stop) -> None:
+    peers = _Peers(config, participant)
+    server = SchedulerServer(config, peers.connect_kvmanager, peers.connect_worker, epoch, lambda: peers.boot_epoch)
+    participant.tell(lambda: _figures(server), lambda: server.epoch)
     gc.disable()  # the server collects when nothing runs
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
     admin = AdminServicer(lambda: server.not_ready_reason)
     listener = await listen(config.listen, GENERATE, server.accept, [SchedulerServicer(server).add_to, admin.add_to])
-    with operations_http(config.metrics_listen, lambda: server.not_ready_reason):
-        await server.run(stop)
-    await listener.close(grace_s=0.5)
+    try:
+        with operations_http(config.metrics_listen, lambda: server.not_ready_reason):
+            await server.run(stop)
+    finally:
+        await listener.close(grace_s=0.5)
+
+
+def _figures(server: SchedulerServer) -> dict[str, float]:
+    load = server.core.load
+    return {"waiting": load.num_waiting, "running": load.num_running, "available_blocks": load.num_available_blocks}
+
+
+class _Peers:
+    """Finds KV manager and worker anew for each link: where the settings say, else where the registry has them."""
+
+    def __init__(self, config: SchedulerConfig, participant: Participant) -> None:
+        self._config, self._participant = config, participant
+        self.boot_epoch = 0
+        """The highest of a registered KV manager of the pool."""
+
+    async def connect_kvmanager(self) -> KvLink:
+        config, address = self._config, self._config.kvmanager
+        if address is None:
+            found = self._participant.find(Role.KVMANAGER, config.pool_id)
+            self.boot_epoch = max(self.boot_epoch, found.epoch)
+            address = Address.parse(found.address)
+        return await connect(address, KV_STEPS, config.connect_timeout_s)
+
+    async def connect_worker(self) -> WorkerLink:
+        config, address = self._config, self._config.worker
+        if address is None:
+            address = Address.parse(self._participant.find(Role.WORKER, config.pool_id).address)
+        return await connect(address, WORKER_STEPS, config.connect_timeout_s)
 
 
 def main() -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, ProtocolError, from_reason
+from octavo.common.errors import (
+    LinkClosedError,
+    NotReadyError,
+    OctavoError,
+    ProtocolError,
+    StaleEpochError,
+    from_reason,
+)
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
@@ -23,6 +30,7 @@ from octavo.common.messages.generation import (
     Forget,
     GatewayMessage,
     ModelInfo,
+    SchedulerLoad,
     SchedulerMessage,
     SchedulerStatus,
     Submit,
@@ -74,7 +82,13 @@ class SchedulerServer:
         config: SchedulerConfig,
         connect_kvmanager: Callable[[], Awaitable[KvLink]],
         connect_worker: Callable[[], Awaitable[WorkerLink]],
+        first_epoch: int | None = None,
+        least_boot_epoch: Callable[[], int] = int,
     ) -> None:
+        """`first_epoch`: fencing number of this process; None takes the milliseconds since 1970.
+
+        A KV manager whose boot epoch is below `least_boot_epoch` has been replaced, and is refused.
+        """
         self.core = SchedulerCore(
             CoreSettings(
                 max_num_batched_tokens=config.max_num_batched_tokens,
@@ -92,7 +106,9 @@ class SchedulerServer:
             )
         )
         self._config = config
-        epochs = itertools.count(int(time.time() * 1000))
+        self._first_epoch = first_epoch or int(time.time() * 1000)
+        self._least_boot_epoch = least_boot_epoch
+        epochs = itertools.count(self._first_epoch)
         self._group = WorkerGroup(self.core, config.pool_id, epochs, self._model_of)
         self._connect_kvmanager = connect_kvmanager
         self._worker: Peer[WorkerRequest, WorkerReply] = Peer(
@@ -119,12 +135,19 @@ class SchedulerServer:
         """Links that are lost, by peer."""
         self._gateways: dict[int, GatewayLink] = {}
         self._gateway_ids = itertools.count(1)
-        self._status = SchedulerStatus(ready=False, reason="not connected to a worker yet", model=None)
+        self._status = self._status_now(ready=False, reason="not connected to a worker yet")
+        self._load = SchedulerLoad()
+        """As told last."""
         self._kv_asked_at: float | None = None
         self._is_draining = False
         self._collected_at = time.monotonic()
         self._idle = asyncio.Event()
         """No request is alive."""
+
+    @property
+    def epoch(self) -> int:
+        """The highest that this process has used."""
+        return max(self._first_epoch, self._group.epoch)
 
     @property
     def not_ready_reason(self) -> str:
@@ -138,6 +161,7 @@ class SchedulerServer:
         gateway_id = next(self._gateway_ids)
         self._gateways[gateway_id] = link
         link.send(self._status)
+        link.send(self._load)
         link.bind(
             lambda message: self._on_gateway_message(gateway_id, message),
             lambda error: self._on_gateway_closed(gateway_id, error),
@@ -178,12 +202,23 @@ class SchedulerServer:
     def _set_status(self, *, ready: bool, reason: str) -> None:
         if self._is_draining:
             ready, reason = False, "shutting down"
-        status = SchedulerStatus(ready=ready, reason=reason, model=self.core.model)
+        status = self._status_now(ready=ready, reason=reason)
         if status == self._status:
             return
         self._status = status
         for link in self._gateways.values():
             link.send(self._status)
+
+    def _status_now(self, *, ready: bool, reason: str) -> SchedulerStatus:
+        pool_id, epoch = self._config.pool_id, self._first_epoch
+        return SchedulerStatus(ready, reason, self.core.model, pool_id=pool_id, epoch=epoch)
+
+    def _tell_load(self) -> None:
+        load = self.core.load
+        if load != self._load:
+            self._load = load
+            for link in self._gateways.values():
+                link.send(load)
 
     # The step path.
 
@@ -239,6 +274,8 @@ class SchedulerServer:
             raise from_reason(opened.reason, f"refused by the KV manager: {opened.message}")
         if not isinstance(opened, PoolOpened):
             raise ProtocolError("the KV manager's first message is not PoolOpened")
+        if opened.boot_epoch < (least := self._least_boot_epoch()):
+            raise StaleEpochError(f"KV manager of epoch {opened.boot_epoch}; there is one of epoch {least}")
         self._group.on_pool_opened(opened)
         self._kv_asked_at = time.monotonic() if self._group.has_unanswered_kv else None
         log.info("KV manager resumed" if opened.is_resumed else "KV manager opened the pool", epoch=self._group.epoch)
@@ -291,6 +328,7 @@ class SchedulerServer:
                 self._kvmanager.give_up(error, can_resume=True)
             self._judge_absence(now)
             self._advance()
+            self._tell_load()
             self._collect_garbage(now)
 
     def _collect_garbage(self, now: float) -> None:

@@ -19,6 +19,9 @@ class WorkerConfig(ServiceConfig):
     listen: AddressListSetting = Field(min_length=1)
     """Addresses where a scheduler may connect, `frames://PATH`, `grpc://HOST:PORT` or `grpc+unix://PATH`."""
 
+    pool_id: str = "default"
+    """With a registry: the name of its block pool, by which scheduler and KV manager find it."""
+
     model: Path
     """Folder with config.json and *.safetensors."""
 

@@ -23,6 +23,8 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs.step import WORKER_STEPS
 from octavo.common.links import listen
 from octavo.common.operations_http import operations_http
+from octavo.common.registry import Role
+from octavo.common.registry.participant import taking_part
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.server import WorkerServer
@@ -47,6 +49,11 @@ def new_server(config: WorkerConfig) -> WorkerServer:
 
 async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
     """Listen at once, load the model meanwhile, serve until stopped. Exits with 1 if the model cannot be loaded."""
+    async with taking_part(config, Role.WORKER, config.pool_id, config.listen) as participant:
+        await participant.while_registered(lambda: _serve(config, stop))
+
+
+async def _serve(config: WorkerConfig, stop: runtime.Stop) -> None:
     server = new_server(config)
     listener = await listen(config.listen, WORKER_STEPS, server.accept, [AdminServicer(server.health).add_to])
     server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import cast
 
 from google.protobuf.message import DecodeError
@@ -24,6 +25,7 @@ from octavo.common.messages.generation import (
     RequestFailed,
     RequestStarted,
     SamplingParams,
+    SchedulerLoad,
     SchedulerMessage,
     SchedulerStatus,
     Submit,
@@ -193,6 +195,8 @@ def encode_scheduler(message: SchedulerMessage) -> bytes:
     if isinstance(message, Explained):
         explained = pb.Explained(query_no=message.query_no, explanation=message.explanation)
         return pb.GenerateResponse(explained=explained).SerializeToString()
+    if isinstance(message, SchedulerLoad):
+        return pb.GenerateResponse(load=pb.SchedulerLoad(**asdict(message))).SerializeToString()
     return pb.GenerateResponse(tokens=_tokens_to_proto(message)).SerializeToString()
 
 
@@ -208,6 +212,8 @@ def decode_scheduler(body: bytes) -> SchedulerMessage:
             return _tokens_from_proto(response.tokens)
         case "explained":
             return Explained(response.explained.query_no, response.explained.explanation)
+        case "load":
+            return _load_from_proto(response.load)
     raise ProtocolError("GenerateResponse with no message set")
 
 
@@ -216,6 +222,8 @@ def _status_to_proto(status: SchedulerStatus) -> pb.SchedulerStatus:
         ready=status.ready,
         reason=status.reason,
         model=_model_to_proto(status.model) if status.model else None,
+        pool_id=status.pool_id,
+        epoch=status.epoch,
     )
 
 
@@ -241,7 +249,19 @@ def _status_from_proto(status: pb.SchedulerStatus) -> SchedulerStatus:
             max_num_seqs=status.model.max_num_seqs,
             block_size=status.model.block_size,
         )
-    return SchedulerStatus(ready=status.ready, reason=status.reason, model=model)
+    return SchedulerStatus(status.ready, status.reason, model, pool_id=status.pool_id, epoch=status.epoch)
+
+
+def _load_from_proto(load: pb.SchedulerLoad) -> SchedulerLoad:
+    return SchedulerLoad(
+        num_waiting=load.num_waiting,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_running=load.num_running,
+        max_num_running=load.max_num_running,
+        num_blocks=load.num_blocks,
+        num_available_blocks=load.num_available_blocks,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+    )
 
 
 def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:

@@ -248,6 +248,28 @@ class SchedulerStatus:
     """Why not ready, for people; empty when ready."""
     model: ModelInfo | None
     """None until a worker has told it."""
+    pool_id: str = ""
+    """The block pool that it serves."""
+    epoch: int = 0
+    """Fencing number: of two schedulers of one pool, the one with the lower has been replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLoad:
+    """What a scheduler has to do, for gateways that choose among several."""
+
+    num_waiting: int = 0
+    """Sequences without blocks."""
+    num_waiting_tokens: int = 0
+    """Tokens that these must compute at most: what the prefix cache has of them is not known yet."""
+    num_running: int = 0
+    """Sequences with blocks and a slot."""
+    max_num_running: int = 0
+    num_blocks: int = 0
+    num_available_blocks: int = 0
+    """Those that an admission can have: free, or cached in no table."""
+    prefill_tokens_per_s: float = 0.0
+    """As measured; 0 if that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +281,4 @@ class Explained:
     """JSON object, UTF-8, without what tells of other tenants; empty if the request is unknown or forgotten."""
 
 
-SchedulerMessage = SchedulerStatus | TokenBatch | Explained
+SchedulerMessage = SchedulerStatus | SchedulerLoad | TokenBatch | Explained

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.common.block_hash import BlockHasher, HashAlgorithm, TokenChain, digest_of
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.messages.kv import OpenPool
-from octavo.kvmanager.block_hash import BlockHasher, HashAlgorithm, TokenChain, digest_of
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.pool import PoolSettings
@@ -81,7 +81,7 @@ def test_the_algorithm_is_a_setting_and_enters_the_key(algorithm: HashAlgorithm,
 def test_another_process_computes_the_same_keys(hash_seed: str) -> None:
     program = (
         "from octavo.common.codecs.arrays import pack_int32\n"
-        "from octavo.kvmanager.block_hash import BlockHasher, TokenChain\n"
+        "from octavo.common.block_hash import BlockHasher, TokenChain\n"
         "keys = TokenChain(BlockHasher(16, b'secret'), pack_int32(range(64)), b'salt', 'adapter', 3)\n"
         "print(*(keys.key(index).hex() for index in range(4)))\n"
     )
