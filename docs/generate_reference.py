@@ -26,6 +26,7 @@ from octavo.common.service_config import ServiceConfig
 from octavo.gateway.anthropic_schema import MessagesRequest
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import kind_of
+from octavo.gateway.metrics import EventHistogram
 from octavo.gateway.openai_schema import (
     BranchOptions,
     ChatRequest,
@@ -191,7 +192,7 @@ def _limits(field: FieldInfo) -> str:
 def process_metrics(module_name: str) -> str:
     """The metrics that a module of a service declares."""
     module = __import__(module_name, fromlist=["*"])
-    kinds = (prometheus_client.Counter, prometheus_client.Gauge, prometheus_client.Histogram)
+    kinds = (prometheus_client.Counter, prometheus_client.Gauge, prometheus_client.Histogram, EventHistogram)
     declared = [value for value in vars(module).values() if isinstance(value, kinds)]
     roots = [metric for metric in declared if not getattr(metric, "_labelvalues", ())]
     return _metric_rows([(next(iter(metric.describe())), metric) for metric in roots])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, FinishReason, SampledToken
+from octavo.common.messages.generation import ChoiceFinished, FinishReason
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.stop_strings import StopStrings
@@ -31,7 +31,7 @@ def run(ids: list[int], output_rules: OutputRules, reason: FinishReason = Finish
     """The deltas of a choice, taken after each token."""
     output, deltas = ChoiceOutput(output_rules), []
     for token_id in ids:
-        output.push(SampledToken(1, 0, token_id))
+        output.push(token_id)
         if delta := output.take():
             deltas.append(delta)
         if output.is_finished:
@@ -67,7 +67,7 @@ def test_beginning_of_a_stop_is_released_at_the_end() -> None:
 def test_end_token_is_counted_and_listed_but_has_no_text() -> None:
     output = ChoiceOutput(rules(lists_tokens=True, skip_special_tokens=False))
     for token_id in [*byte_ids("a"), EOS_ID]:
-        output.push(SampledToken(1, 0, token_id))
+        output.push(token_id)
     output.finish(ChoiceFinished(1, 0, FinishReason.STOP))
     delta = output.take()
     assert delta is not None
@@ -77,7 +77,7 @@ def test_end_token_is_counted_and_listed_but_has_no_text() -> None:
 def test_tokens_after_a_stop_string_are_dropped() -> None:
     output = ChoiceOutput(rules(["b"]))
     for token_id in byte_ids("abcd"):
-        output.push(SampledToken(1, 0, token_id))
+        output.push(token_id)
     output.finish(ChoiceFinished(1, 0, FinishReason.ABORT))
     delta = output.take()
     assert delta is not None
@@ -125,7 +125,7 @@ def test_any_output_is_aligned_and_independent_of_steps(
     in_steps, joined = ChoiceOutput(output_rules), ""
     for start in range(0, len(ids), tokens_per_step):
         for token_id in ids[start : start + tokens_per_step]:
-            in_steps.push(SampledToken(1, 0, token_id))
+            in_steps.push(token_id)
         if in_steps.is_finished:
             break
         delta_or_none = in_steps.take()

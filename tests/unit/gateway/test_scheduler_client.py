@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.common.errors import LinkClosedError, NotReadyError, QueueFullError
-from octavo.common.messages.generation import Abort, ChoiceFinished, ModelInfo, SampledToken, SamplingParams, Submit
+from octavo.common.messages.generation import Abort, ChoiceFinished, ModelInfo, SamplingParams, Submit
 from octavo.gateway.scheduler_client import Generation, Prompt, SchedulerClient
 from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler
@@ -44,8 +44,8 @@ async def tokens_of(generation: Generation) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     async for events in generation:
         for choice, event in events:
-            if isinstance(event, SampledToken):
-                tokens.setdefault(choice, []).append(event.token_id)
+            if isinstance(event, int):
+                tokens.setdefault(choice, []).append(event)
     return tokens
 
 
@@ -82,7 +82,7 @@ async def test_tokens_of_one_step_arrive_together() -> None:
     async with connected(always([5, 6, 7, 8], tokens_per_step=4)) as (client, _):
         with client.submit("r", [prompt(4)]) as generation:
             events = await anext(generation)
-    assert [event.token_id for _, event in events if isinstance(event, SampledToken)] == [5, 6, 7, 8]
+    assert [event for _, event in events if isinstance(event, int)] == [5, 6, 7, 8]
     assert isinstance(events[-1][1], ChoiceFinished)
 
 

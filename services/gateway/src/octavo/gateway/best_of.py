@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.common.messages.generation import SampledToken
+from octavo.common.messages.generation import TokenLogprobs
 
 
 class ChoiceRanking:
@@ -13,10 +13,10 @@ class ChoiceRanking:
         self._sums = [0.0] * (num_prompts * n)
         self._num_tokens = [0] * (num_prompts * n)
 
-    def add(self, choice: int, token: SampledToken) -> None:
+    def add(self, choice: int, logprobs: TokenLogprobs | None) -> None:
         """Count a token that belongs to the choice's output."""
-        if token.logprobs is not None:
-            self._sums[choice] += token.logprobs.sampled
+        if logprobs is not None:
+            self._sums[choice] += logprobs.sampled
             self._num_tokens[choice] += 1
 
     def best(self, num_returned: int) -> list[int]:

@@ -44,11 +44,17 @@ class ChatFormat:
         self._begun: set[int] = set()
         self._reading = None if chat.reading.is_plain else chat.reading
         self._messages: dict[int, ChatDeltas] = {}
+        self._is_bare = not (self._has_logprobs or self._has_token_ids)
+        """Nothing stands beside the text of a choice."""
+        self._texts: dict[int, sse.TextEvents] = {}
+        """By choice, what is written around a text and nothing else."""
 
     def start(self, usage: dict[str, Any]) -> bytes:
         return b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
+        if delta.finish_reason is None and (texts := self._texts.get(choice)) is not None:
+            return texts.event(delta.text)
         if choice in self._begun:
             return self._chunk(choice, delta)
         # The official client's accumulating helper needs choice 0 first.
@@ -75,6 +81,9 @@ class ChatFormat:
                 envelope = {**self._chunk_envelope, "prompt_token_ids": list(self._prompt.token_ids)}
                 frame = sse.ChunkFrame(envelope, has_usage=self._has_usage)
             self._begun.add(choice)
+            if self._is_bare and self._reading is None:
+                content_of_text = {"content": sse.TEXT}
+                self._texts[choice] = frame.texts(self._choice(choice, "delta", content_of_text, _NOTHING, None))
         return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason))
 
     async def end(self, usage: dict[str, Any]) -> bytes:

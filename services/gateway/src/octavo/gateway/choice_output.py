@@ -12,14 +12,17 @@ no text unless the request includes the stop in the output.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.common.errors import ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, FinishReason, SampledToken, TokenLogprobs
+from octavo.common.messages.generation import ChoiceFinished, FinishReason, TokenLogprobs
 from octavo.gateway.detokenization import IncrementalDetokenizer, TokenPieces
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.stop_strings import StopMatcher, StopStrings
 
+_NO_TOKENS: tuple[OutputToken, ...] = ()
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -63,12 +66,11 @@ class OutputToken:
     is_prompt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What is new for the client."""
 
     text: str
-    tokens: list[OutputToken]
+    tokens: Sequence[OutputToken]
     """Empty unless the request lists tokens."""
     finish_reason: str | None
     stop_reason: str | int | None
@@ -102,23 +104,25 @@ class ChoiceOutput:
         """No more tokens are taken. By a stop string, this comes before the scheduler's own word."""
         return self._finish_reason is not None
 
-    def push(self, token: SampledToken) -> None:
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Take the next token; one after the end, from a step that was under way, is dropped."""
-        if self._finish_reason is not None or self._rules.drops_output:
+        rules = self._rules
+        if self._finish_reason is not None or rules.drops_output:
             return
-        self._begin()
+        if self._echo is not None:
+            self._begin()
         self.num_tokens += 1
-        start, token_id = self._num_chars, token.token_id
-        is_ending = token_id in self._rules.ending_token_ids
-        has_text = self._rules.includes_stop or not is_ending
+        start = self._num_chars
+        is_ending = token_id in rules.ending_token_ids
+        has_text = rules.includes_stop or not is_ending
         if has_text:
             self._append(self._detokenizer.push(token_id), may_stop=not is_ending)
-        if self._rules.lists_tokens:
+        if rules.lists_tokens:
             is_inside = self._detokenizer.is_inside_character
             piece = self._detokenizer.piece or None if has_text else None
             start = min(start, self._num_chars)
             self._unlisted.append(
-                OutputToken(token_id, token.logprobs, piece, start, self._num_chars + is_inside, not is_inside)
+                OutputToken(token_id, logprobs, piece, start, self._num_chars + is_inside, not is_inside)
             )
 
     def finish(self, end: ChoiceFinished) -> None:
@@ -156,8 +160,9 @@ class ChoiceOutput:
             return
         self._unsent_text += text
         self._num_chars += len(text)
-        counts = may_stop and self.num_tokens > self._rules.min_tokens
-        match = self._matcher.feed(text, counts=counts) if self._matcher is not None else None
+        if self._matcher is None:
+            return
+        match = self._matcher.feed(text, counts=may_stop and self.num_tokens > self._rules.min_tokens)
         if match is not None:
             num_cut = len(text) - match.end + (0 if self._rules.includes_stop else len(match.stop))
             self._unsent_text = self._unsent_text[: len(self._unsent_text) - num_cut]
@@ -175,7 +180,7 @@ class ChoiceOutput:
         if self._rules.lists_tokens:
             return self._take_tokens(self._num_chars - num_held)
         text = self._cut(len(self._unsent_text) - num_held)
-        return Delta(text, [], None, None) if text else None
+        return Delta(text, _NO_TOKENS, None, None) if text else None
 
     def _take_tokens(self, certain_end: int) -> Delta | None:
         """The longest run of tokens that ends at a border, at most `certain_end` characters into the text."""
@@ -192,5 +197,8 @@ class ChoiceOutput:
         return Delta(self._cut(len(self._unsent_text) - num_unsent_after), tokens, None, None)
 
     def _cut(self, num_chars: int) -> str:
+        if num_chars == len(self._unsent_text):
+            text, self._unsent_text = self._unsent_text, ""
+            return text
         text, self._unsent_text = self._unsent_text[:num_chars], self._unsent_text[num_chars:]
         return text

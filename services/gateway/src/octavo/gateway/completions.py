@@ -67,12 +67,21 @@ class CompletionFormat:
         self._records, self._pieces = records, pieces
         self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
+        self._is_bare = not (self._has_logprobs or self._has_token_ids)
+        """Nothing stands beside the text of a choice."""
+        self._texts: dict[int, sse.TextEvents] = {}
+        """By choice, what is written around a text and nothing else."""
 
     def start(self, usage: dict[str, Any]) -> bytes:
         return b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
-        return self._frame.chunk(self._choice(choice, delta))
+        if not self._is_bare or delta.finish_reason is not None:
+            return self._frame.chunk(self._choice(choice, delta))
+        texts = self._texts.get(choice)
+        if texts is None:
+            texts = self._texts[choice] = self._frame.texts(self._choice(choice, Delta(sse.TEXT, (), None, None)))
+        return texts.event(delta.text)
 
     async def end(self, usage: dict[str, Any]) -> bytes:
         return self._frame.end(usage)

@@ -43,12 +43,29 @@ class _Pieces(dict[int, bytes]):
     def __init__(self, tokenizer: Tokenizer, to_bytes: Callable[[str], bytes], hidden: frozenset[str]) -> None:
         super().__init__()
         self._tokenizer, self._to_bytes, self._hidden = tokenizer, to_bytes, hidden
+        self.texts = _Texts(self)
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         piece = b"" if token is None or token in self._hidden else self._to_bytes(token)
         self[token_id] = piece
         return piece
+
+
+class _Texts(dict[int, str | None]):
+    """Text of each token id whose piece is whole characters, filled on first use; None for the others."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._pieces[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 class TokenPieces:
@@ -145,12 +162,15 @@ class IncrementalDetokenizer:
     __slots__ = (
         "_decoder",
         "_has_begun",
+        "_is_steady",
         "_joins_special",
         "_num_to_strip",
         "_pieces",
         "_skips_special",
         "_table",
+        "_texts",
         "_was_special",
+        "is_inside_character",
         "piece",
     )
 
@@ -160,17 +180,25 @@ class IncrementalDetokenizer:
         self._pieces = pieces
         self._skips_special = skip_special_tokens
         self._table = pieces.without_special if skip_special_tokens else pieces.all
+        self._texts = self._table.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._has_begun = False
+        self._is_steady = False
+        """The next token adds its own piece and nothing else, to whole characters."""
         self._joins_special = bool(pieces.separator) and not spaces_between_special_tokens
         self._was_special = False
         self._num_to_strip = pieces.strip_count
         self.piece = b""
         """Bytes that the last token added to the text."""
+        self.is_inside_character = False
+        """The last bytes are the beginning of a character."""
 
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
         piece = self._table[token_id]
+        if self._is_steady and (text := self._texts[token_id]) is not None:
+            self.piece = piece
+            return text
         if not self._has_begun:
             self.piece = self._begin(token_id, piece)
         elif piece and not (self._joins_special and self._was_special and token_id in self._pieces.special_ids):
@@ -179,7 +207,10 @@ class IncrementalDetokenizer:
             self.piece = piece
         if self._joins_special and piece:
             self._was_special = token_id in self._pieces.special_ids
-        return self._decoder.decode(self.piece)
+        text = self._decoder.decode(self.piece)
+        self.is_inside_character = bool(self._decoder.getstate()[0])
+        self._is_steady = self._has_begun and not (self.is_inside_character or self._pieces.separator)
+        return text
 
     def _begin(self, token_id: int, piece: bytes) -> bytes:
         if not piece:
@@ -192,11 +223,6 @@ class IncrementalDetokenizer:
             return piece
         self._has_begun = True
         return self._pieces.first(token_id, self._skips_special)
-
-    @property
-    def is_inside_character(self) -> bool:
-        """The last bytes are the beginning of a character."""
-        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD if the output ended inside a character, else nothing."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken
+from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken, TokenLogprobs
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
@@ -87,7 +87,8 @@ class GenerationResponse(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = asyncio.ensure_future(self._answer(send))
+        send_body = scope.get("state", {}).get("send_body", send)
+        answer = asyncio.ensure_future(self._answer(send, send_body))
         departure = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +103,7 @@ class GenerationResponse(Response):
         metrics.CLIENT_DISCONNECTS.inc()
         await asyncio.wait({answer})
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, send_body: Send) -> None:
         job = self._job
         await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
         prompts = [replace(prompt, priority=job.account.priority(prompt.priority)) for prompt in job.prompts]
@@ -110,7 +111,7 @@ class GenerationResponse(Response):
         try:
             with generation, metrics.OPEN_GENERATIONS.track_inprogress():
                 if job.is_stream:
-                    await self._stream(generation, send)
+                    await self._stream(generation, send, send_body)
                 else:
                     await self._collect(generation, send)
             self._run.observe_end()
@@ -118,7 +119,7 @@ class GenerationResponse(Response):
             job.account.num_cached_tokens = generation.num_cached_tokens
             job.account.num_output_tokens = self._run.num_output_tokens
 
-    async def _stream(self, generation: Generation, send: Send) -> None:
+    async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
         job, run = self._job, self._run
         try:
             async for events in generation:
@@ -128,7 +129,7 @@ class GenerationResponse(Response):
                     chunks.append(job.answer_format.start(run.usage(generation)))
                 chunks += [job.answer_format.chunk(choice, delta) for choice, delta in run.take(events, generation)]
                 if chunk := b"".join(chunks):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
             run.check_all_ended()
             end = await job.answer_format.end(run.usage(generation))
         except Exception as error:
@@ -137,7 +138,7 @@ class GenerationResponse(Response):
             if not isinstance(error, OctavoError):
                 log.exception("stream failed", request_id=job.request_id)
             end = job.answer_format.failure(report_of(error))
-        await send({"type": "http.response.body", "body": end, "more_body": False})
+        await send_body({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _collect(self, generation: Generation, send: Send) -> None:
         run = self._run
@@ -191,16 +192,14 @@ class _Run:
         for choice, event in events:
             if self._is_closed[choice]:
                 continue
-            if type(event) is PromptLogprobs:
+            if type(event) is int:
+                self._push(choice, event, None, generation)
+                num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
+            elif type(event) is PromptLogprobs:
                 self._job.records[choice // self._job.prompts[0].params.n].add(event)
             elif type(event) is SampledToken:
-                output = self.outputs[choice]
-                if self._ranking is not None and not output.is_finished:
-                    self._ranking.add(choice, event)
-                output.push(event)
+                self._push(choice, event.token_id, event.logprobs, generation)
                 num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
-                if output.is_finished:
-                    generation.abort_choice(choice, output.num_tokens)
             elif type(event) is ChoiceFinished:
                 self.outputs[choice].finish(event)
                 num_new_tokens.setdefault(choice, 0)
@@ -215,6 +214,14 @@ class _Run:
                 deltas.append((choice, delta))
         return deltas
 
+    def _push(self, choice: int, token_id: int, logprobs: TokenLogprobs | None, generation: Generation) -> None:
+        output = self.outputs[choice]
+        if self._ranking is not None and not output.is_finished:
+            self._ranking.add(choice, logprobs)
+        output.push(token_id, logprobs)
+        if output.is_finished:
+            generation.abort_choice(choice, output.num_tokens)
+
     def _observe_tokens(self, num_new_tokens: dict[int, int]) -> None:
         now_s = time.perf_counter()
         for choice, num_tokens in num_new_tokens.items():
@@ -223,8 +230,7 @@ class _Run:
             last_s = self._last_token_s[choice]
             self._last_token_s[choice] = now_s
             if last_s is not None:
-                for _ in range(num_tokens):
-                    metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens)
+                metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens, num_tokens)
             elif not self._has_token:
                 self._has_token = True
                 self._job.account.ttft_s = now_s - self._job.received_s

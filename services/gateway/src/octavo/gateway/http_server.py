@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from octavo.common.runtime import Stop
 from octavo.gateway.config import GatewayConfig
@@ -40,6 +41,25 @@ def listen_http(config: GatewayConfig) -> socket.socket:
     return listening
 
 
+def uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
+    """How the server runs an application."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=2048,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        ssl_ca_certs=str(config.tls_client_ca) if config.tls_client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.tls_client_ca else ssl.CERT_NONE,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
+
+
 async def serve_http(
     app: FastAPI, config: GatewayConfig, client: SchedulerClient, listening: socket.socket, stop: Stop
 ) -> None:
@@ -47,23 +67,7 @@ async def serve_http(
 
     From the stop on, readiness fails and new work gets 503. What still runs after the grace gets an error event.
     """
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=2048,
-            ssl_certfile=config.tls_cert,
-            ssl_keyfile=config.tls_key,
-            ssl_ca_certs=str(config.tls_client_ca) if config.tls_client_ca else None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if config.tls_client_ca else ssl.CERT_NONE,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        )
-    )
+    server = _Server(uvicorn_config(app, config))
     serving = asyncio.create_task(server.serve([listening]))
     host, port = listening.getsockname()[:2]
     log.info("gateway started", host=host, port=port)

@@ -31,7 +31,11 @@ _QUIET_PATHS = ("/health/", "/metrics")
 
 
 class RequestContextMiddleware:
-    """Sets `request.state.request_id` and `received_s`; answers with `x-request-id`."""
+    """Sets `request.state.request_id` and `received_s`; answers with `x-request-id`.
+
+    `request.state.send_body` takes an answer's body past the layers between this one and the route. They only watch for
+    an answer's start, and a stream would pay for them with every token.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,6 +57,7 @@ class RequestContextMiddleware:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
+        state["send_body"] = send
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:  # while its body was being read

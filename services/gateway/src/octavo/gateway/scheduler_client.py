@@ -42,7 +42,8 @@ from octavo.common.messages.generation import (
 
 log = structlog.get_logger()
 
-GenerationEvent = RequestStarted | PromptLogprobs | SampledToken | ChoiceFinished
+GenerationEvent = RequestStarted | PromptLogprobs | int | SampledToken | ChoiceFinished
+"""A token without log-probabilities is its id alone, since most are."""
 Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
 
 _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
@@ -356,9 +357,10 @@ class SchedulerClient:
             if part := parts.get(request_no):
                 part.generation._events.append((part.first_choice, told))
                 touched.add(part.generation)
-        for token in batch.tokens:
-            if part := parts.get(token.request_no):
-                part.generation._events.append((part.first_choice + token.choice_index, token))
+        tokens: Sequence[int | SampledToken] = batch.tokens if batch.logprobs else batch.token_ids
+        for request_no, choice_index, token in zip(batch.request_nos, batch.choice_indexes, tokens, strict=True):
+            if part := parts.get(request_no):
+                part.generation._events.append((part.first_choice + choice_index, token))
                 touched.add(part.generation)
         for end in batch.finished:
             if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:

@@ -7,6 +7,9 @@ from typing import Any
 import orjson
 
 DONE = b"data: [DONE]\n\n"
+TEXT = "\0"
+"""Stands for the text in the choice that `ChunkFrame.texts` gets."""
+_ENCODED_TEXT = orjson.dumps(TEXT)
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -17,6 +20,19 @@ def event(body: dict[str, Any]) -> bytes:
 def named_event(body: dict[str, Any]) -> bytes:
     """One event that has its `type` also as the event's name."""
     return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
+
+
+class TextEvents:
+    """Events that differ in one text only: everything around it is encoded once."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before, self._after = before, after
+
+    def event(self, text: str) -> bytes:
+        """One event."""
+        return self._before + orjson.dumps(text) + self._after
 
 
 class ChunkFrame:
@@ -33,6 +49,11 @@ class ChunkFrame:
     def chunk(self, choice: dict[str, Any]) -> bytes:
         """An event with one choice."""
         return self._prefix + orjson.dumps(choice) + self._suffix
+
+    def texts(self, choice: dict[str, Any]) -> TextEvents:
+        """Events with one choice that differ in its text only."""
+        before, after = orjson.dumps(choice).split(_ENCODED_TEXT)
+        return TextEvents(self._prefix + before, after + self._suffix)
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """What ends the stream."""

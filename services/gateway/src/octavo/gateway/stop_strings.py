@@ -7,6 +7,7 @@ tokens or steps. Of stops that are the beginning of one another, the shortest al
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.root = _Node(0)
+        self.begins = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
+        """Finds the first character of any of them; most text has none."""
         for stop in stops:
             node = self.root
             for char in stop:
@@ -86,11 +89,17 @@ class StopMatcher:
 
     def feed(self, text: str, *, counts: bool = True) -> StopMatch | None:
         """Read on. After a match nothing more may be fed. Unless the text `counts`, it completes no stop string."""
-        advance, node = self._stops.advance, self._node
-        for position, char in enumerate(text):
-            node = advance(node, char)
+        stops, node, position = self._stops, self._node, 0
+        while position < len(text):
+            if node is stops.root:
+                begin = stops.begins.search(text, position)
+                if begin is None:
+                    break
+                position = begin.start()
+            node = stops.advance(node, text[position])
+            position += 1
             if counts and node.stop is not None:
                 self._node = node
-                return StopMatch(node.stop, position + 1)
+                return StopMatch(node.stop, position)
         self._node = node
         return None
