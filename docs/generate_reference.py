@@ -153,7 +153,7 @@ def settings(config: type[ServiceConfig]) -> str:
             f"`--{name.replace('_', '-')}`",
             f"`{prefix}{name.upper()}`",
             _default(field),
-            " ".join(part for part in (field.description or "", _limits(field)) if part),
+            " ".join(" ".join(part.split()) for part in (field.description or "", _limits(field)) if part),
         )
         for name, field in config.model_fields.items()
         if name not in common

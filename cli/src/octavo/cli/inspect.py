@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from octavo.cli.pool_view import STATES, PoolView, PrefixNode, read_pool
 from octavo.cli.run_files import running_servers
-from octavo.common.links import Address
+from octavo.common.links import Address, TlsFiles
 
 _STYLES = dict(zip(STATES, ("grey50", "cyan", "green", "blue", "yellow", "magenta"), strict=True))
 _BAR_WIDTH = 64
@@ -27,12 +27,14 @@ class NoServerError(Exception):
     """There is nothing to look at. The message says what to do."""
 
 
-def run_inspect(address: str | None, pool_id: str, *, as_json: bool) -> int:
+def run_inspect(address: str | None, pool_id: str, tls: TlsFiles | None = None, *, as_json: bool) -> int:
     """Show a pool. Returns the exit status: 0, or 1 if it cannot be read or its ledger does not add up."""
     console = Console()
     try:
-        view = asyncio.run(read_pool(Address.parse(address or _found_address()), pool_id))
-    except (NoServerError, ValueError) as error:
+        if tls is not None:
+            tls.check()
+        view = asyncio.run(read_pool(Address.parse(address or _found_address()), pool_id, tls))
+    except (NoServerError, ValueError, OSError) as error:
         Console(stderr=True).print(Text(str(error), style="red"))
         return 1
     except grpc.aio.AioRpcError as error:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from octavo.cli import keys
+from octavo.cli import certs, keys
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
@@ -29,6 +29,7 @@ app = typer.Typer(
 model_commands = typer.Typer(help="Prepare models without serving them.", no_args_is_help=True)
 app.add_typer(model_commands, name="model")
 app.add_typer(keys.app, name="keys")
+app.add_typer(certs.app, name="certs")
 
 ModelOption = Annotated[
     str | None,
@@ -206,14 +207,28 @@ def inspect(
     ] = None,
     pool: Annotated[str, typer.Option(help="Block pool to look at. Left out: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    link_ca: Annotated[
+        Path | None,
+        typer.Option(envvar="OCTAVO_LINK_CA", help="PEM file of the services' CA, for an address on TCP."),
+    ] = None,
+    link_cert: Annotated[
+        Path | None, typer.Option(envvar="OCTAVO_LINK_CERT", help="PEM file of a certificate that it signed.")
+    ] = None,
+    link_key: Annotated[
+        Path | None, typer.Option(envvar="OCTAVO_LINK_KEY", help="PEM file of its private key.")
+    ] = None,
 ) -> None:
     """Show the block pool of a running server: map, sharing, tables, prefix tree, ledger.
 
     Exit status 1 if it cannot be read, or if its ledger does not add up.
     """
     from octavo.cli.inspect import run_inspect
+    from octavo.common.links import TlsFiles
 
-    raise typer.Exit(run_inspect(address, pool, as_json=as_json))
+    files = [path for path in (link_ca, link_cert, link_key) if path is not None]
+    if len(files) not in (0, 3):
+        raise typer.BadParameter("TLS needs --link-ca, --link-cert and --link-key")
+    raise typer.Exit(run_inspect(address, pool, TlsFiles(*files) if files else None, as_json=as_json))
 
 
 @app.command()

@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from octavo.common.codecs.arrays import unpack_int32
-from octavo.common.links import Address
+from octavo.common.links import Address, TlsFiles, open_channel
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 
@@ -56,9 +54,9 @@ class PoolView:
         return Counter(count for count in self.ref_counts if count > 1)
 
 
-async def read_pool(address: Address, pool_id: str) -> PoolView:
+async def read_pool(address: Address, pool_id: str, tls: TlsFiles | None = None) -> PoolView:
     """Raises grpc.aio.AioRpcError if the KV manager does not answer, or has no such pool."""
-    async with grpc.aio.insecure_channel(address.grpc_target) as channel:
+    async with open_channel(address.grpc_target, tls) as channel:
         stub: Any = pb_grpc.KvManagerServiceStub(channel)
         pool = await stub.InspectPool(pb.InspectPoolRequest(pool_id=pool_id), timeout=_TIMEOUT_S)
         states, ref_counts = b"", list[int]()

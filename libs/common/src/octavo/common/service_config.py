@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, FilePath, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, Field, FilePath, PlainSerializer, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -15,7 +15,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from octavo.common.links import Address
+from octavo.common.links import Address, TlsFiles
 from octavo.common.logs import LogFormat, LogLevel
 from octavo.common.registry.open import RegistrySetting
 
@@ -78,6 +78,33 @@ class ServiceConfig(BaseSettings):
 
     drain_grace_s: float = Field(default=5.0, ge=0)
     """Seconds that running work is given after SIGTERM or SIGINT."""
+
+    link_ca: FilePath | None = None
+    """PEM file of the CA of all services. With link_cert and link_key, links to other services over TCP are mutual TLS;
+    `octavo certs` makes such files."""
+
+    link_cert: FilePath | None = None
+    """PEM file with this service's certificate for its host names. May be renewed in place."""
+
+    link_key: FilePath | None = None
+    """PEM file with the certificate's private key."""
+
+    @property
+    def link_tls(self) -> TlsFiles | None:
+        """What links over TCP are secured by, if they are."""
+        if self.link_ca is None or self.link_cert is None or self.link_key is None:
+            return None
+        return TlsFiles(self.link_ca, self.link_cert, self.link_key)
+
+    @model_validator(mode="after")
+    def _link_tls_is_whole(self) -> Self:
+        files = {"link_ca": self.link_ca, "link_cert": self.link_cert, "link_key": self.link_key}
+        missing = [name for name, path in files.items() if path is None]
+        if missing and len(missing) < len(files):
+            raise ValueError(f"TLS between services needs {', '.join(missing)} as well")
+        if self.link_tls is not None:
+            self.link_tls.check()
+        return self
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:

@@ -47,7 +47,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     """The gateway as an application. Its lifespan runs the client."""
     store = _response_store(config)
     checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
-    admin = SchedulerAdmin(config.scheduler_admin) if config.scheduler_admin else None
+    admin = SchedulerAdmin(config.scheduler_admin, config.link_tls) if config.scheduler_admin else None
 
     source = key_source(config)
     ring = KeyRing(source) if source is not None else None

@@ -27,7 +27,7 @@ def main() -> None:
 
     async def serve(stop: Stop) -> None:
         client = SchedulerClient(
-            lambda: connect(config.scheduler, GENERATE, config.connect_timeout_s),
+            lambda: connect(config.scheduler, GENERATE, config.connect_timeout_s, config.link_tls),
             queue_timeout_s=config.queue_timeout_s,
             token_timeout_s=config.token_timeout_s,
             max_open_requests=config.max_open_requests,

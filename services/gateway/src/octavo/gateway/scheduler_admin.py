@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import structlog
 
+from octavo.common.links import TlsFiles, open_channel
 from octavo.v1 import admin_service_pb2 as pb
 from octavo.v1 import admin_service_pb2_grpc as pb_grpc
 
@@ -16,23 +17,29 @@ _TIMEOUT_S = 2.0
 class SchedulerAdmin:
     """One channel to the admin service at a gRPC target, opened on first use."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, target: str, tls: TlsFiles | None = None) -> None:
+        self._target, self._tls = target, tls
         self._channel: grpc.aio.Channel | None = None
 
     async def metrics(self) -> bytes:
         """Its exposition, or nothing if it does not answer in time."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._target)
-        stub = pb_grpc.AdminServiceStub(self._channel)
         try:
+            if self._channel is None:
+                self._channel = open_channel(self._target, self._tls)
+            stub = pb_grpc.AdminServiceStub(self._channel)
             response = await stub.GetMetrics(pb.GetMetricsRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.warning("scheduler metrics not read", code=error.code().name)
+        except (OSError, grpc.aio.AioRpcError) as error:
+            log.warning("scheduler metrics not read", error=_reason(error))
+            await self.close()  # a new channel reads renewed certificates
             return b""
         exposition: bytes = response.exposition
         return exposition
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close(None)
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+
+
+def _reason(error: OSError | grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -50,6 +50,8 @@ _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been
 _LATE = "the request has not ended within its time"
 _MAX_REQUEST_NO = 2**31 - 1
 _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
+_NOT_THERE_YET = (FileNotFoundError, ConnectionRefusedError)
+"""A service that starts, or starts again: no news for an operator."""
 _DEADLINE_CHECK_S = 0.25
 _QUERY_TIMEOUT_S = 5.0
 
@@ -284,8 +286,11 @@ class SchedulerClient:
                     await self._run_link(await self._connect())
                     retry_s = _FIRST_RETRY_S
                 except (OSError, TimeoutError, OctavoError) as error:
-                    self._status = SchedulerStatus(False, f"the scheduler cannot be reached: {error}", None)
-                    log.debug("scheduler not reached", error=str(error), retry_s=retry_s)
+                    reason = f"the scheduler cannot be reached: {error}"
+                    is_news = reason != self._status.reason and not isinstance(error, _NOT_THERE_YET)
+                    tell = log.warning if is_news else log.debug
+                    tell("scheduler not reached", error=str(error), retry_s=retry_s)
+                    self._status = SchedulerStatus(False, reason, None)
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
         finally:

@@ -47,6 +47,7 @@ async def _serve(config: KvManagerConfig, boot_epoch: int, stop: Stop) -> None:
         KV_STEPS,
         server.accept,
         [KvManagerServicer(server).add_to, AdminServicer(health=lambda: "").add_to],
+        config.link_tls,
     )
     log.info("service started", listen=[str(address) for address in config.listen])
     # What is alive now stays for good; the collector need not walk it between two steps.

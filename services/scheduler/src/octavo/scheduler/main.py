@@ -35,7 +35,8 @@ async def _serve(config: SchedulerConfig, participant: Participant, epoch: int, 
     gc.disable()  # the server collects when nothing runs
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
     admin = AdminServicer(lambda: server.not_ready_reason)
-    listener = await listen(config.listen, GENERATE, server.accept, [SchedulerServicer(server).add_to, admin.add_to])
+    unary = [SchedulerServicer(server).add_to, admin.add_to]
+    listener = await listen(config.listen, GENERATE, server.accept, unary, config.link_tls)
     try:
         with operations_http(config.metrics_listen, lambda: server.not_ready_reason):
             await server.run(stop)
@@ -62,13 +63,13 @@ class _Peers:
             found = self._participant.find(Role.KVMANAGER, config.pool_id)
             self.boot_epoch = max(self.boot_epoch, found.epoch)
             address = Address.parse(found.address)
-        return await connect(address, KV_STEPS, config.connect_timeout_s)
+        return await connect(address, KV_STEPS, config.connect_timeout_s, config.link_tls)
 
     async def connect_worker(self) -> WorkerLink:
         config, address = self._config, self._config.worker
         if address is None:
             address = Address.parse(self._participant.find(Role.WORKER, config.pool_id).address)
-        return await connect(address, WORKER_STEPS, config.connect_timeout_s)
+        return await connect(address, WORKER_STEPS, config.connect_timeout_s, config.link_tls)
 
 
 def main() -> None:

@@ -55,7 +55,8 @@ async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
 
 async def _serve(config: WorkerConfig, stop: runtime.Stop) -> None:
     server = new_server(config)
-    listener = await listen(config.listen, WORKER_STEPS, server.accept, [AdminServicer(server.health).add_to])
+    admin = AdminServicer(server.health)
+    listener = await listen(config.listen, WORKER_STEPS, server.accept, [admin.add_to], config.link_tls)
     server.start()
     stopped = asyncio.create_task(stop.wait())
     try:

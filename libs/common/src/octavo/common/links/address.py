@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SCHEMES = ("frames", "grpc", "grpc+unix")
+_LOOPBACK = ("localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class Address:
     @property
     def is_grpc(self) -> bool:
         return self.scheme != "frames"
+
+    @property
+    def is_network(self) -> bool:
+        """Other hosts may reach it: neither a Unix socket nor this host's own loopback interface."""
+        host = self.target.rpartition(":")[0].strip("[]")
+        return self.scheme == "grpc" and host not in _LOOPBACK and not host.startswith("127.")
 
     @property
     def grpc_target(self) -> str:

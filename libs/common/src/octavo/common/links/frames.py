@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any, cast
 
 from octavo.common.errors import LinkClosedError, OctavoError, OverloadedLinkError, ProtocolError
 from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.socket_files import for_this_user
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_BUFFERED_BYTES = 64 * 2**20
@@ -90,8 +92,17 @@ async def connect_frames(path: str, codec: StreamCodec[Any, Any]) -> Link[Any, A
 async def listen_frames(
     path: str, codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
 ) -> asyncio.AbstractServer:
-    """Accept streams at `path`; a socket file that a dead process left there is replaced."""
+    """Accept streams of this user's processes at `path`; a socket file that a dead process left there is replaced."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: FramesLink(codec.encode_server, codec.decode_client, accept), path)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        with for_this_user():
+            listening.bind(path)
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_server(
+            lambda: FramesLink(codec.encode_server, codec.decode_client, accept), sock=listening
+        )
+    except BaseException:
+        listening.close()
+        raise

@@ -10,9 +10,13 @@ import grpc
 
 from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError
 from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.tls import TlsFiles, open_channel
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BUFFERED_MESSAGES = 65_536
+_PROBE_TIMEOUT_S = 0.2
+_CUT_OFF = ("Socket closed", "Connection reset", "WRONG_VERSION_NUMBER")
+"""How gRPC tells that the other end did not like our handshake."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -93,15 +97,32 @@ class _ClientLink(GrpcLink):
             await self._channel.close(None)
 
 
-async def connect_grpc(target: str, codec: StreamCodec[Any, Any], timeout_s: float) -> Link[Any, Any]:
-    """The client's end. Raises OSError if nobody answers within `timeout_s`."""
-    channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+async def connect_grpc(
+    target: str, codec: StreamCodec[Any, Any], timeout_s: float, tls: TlsFiles | None = None
+) -> Link[Any, Any]:
+    """The client's end. Raises OSError if nobody answers within `timeout_s`, or not in the way that `tls` asks for."""
+    channel = open_channel(target, tls, CHANNEL_OPTIONS)
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError:
+        reason = await _why_not_connected(channel, tls)
         await channel.close(None)
-        raise OSError(f"no answer from {target} within {timeout_s} s") from None
+        raise OSError(f"no answer from {target} within {timeout_s} s: {reason}") from None
     return _ClientLink(channel, codec)
+
+
+async def _why_not_connected(channel: grpc.aio.Channel, tls: TlsFiles | None) -> str:
+    """What gRPC knows of the last attempt: it tells that only by the error of a call."""
+    probe = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None)
+    try:
+        await probe(b"", timeout=_PROBE_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        details = (error.details() or error.code().name).rpartition("last error: ")[2]
+        if not any(sign in details for sign in _CUT_OFF):
+            return details
+        accepts = f"it takes no TLS, or not the certificate in {tls.cert}" if tls else "it may want TLS"
+        return f"{details} ({accepts}: see its log)"
+    return "it has begun to answer since"
 
 
 def stream_handler(

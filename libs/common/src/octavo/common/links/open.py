@@ -9,20 +9,30 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
+import structlog
 
 from octavo.common.links.address import Address
 from octavo.common.links.frames import connect_frames, listen_frames
 from octavo.common.links.grpc_stream import CHANNEL_OPTIONS, connect_grpc, stream_handler
 from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.socket_files import for_this_user
+from octavo.common.links.tls import TlsFiles
+
+log = structlog.get_logger()
 
 Client = TypeVar("Client")
 Server = TypeVar("Server")
 
 
-async def connect(address: Address, codec: StreamCodec[Client, Server], timeout_s: float) -> Link[Client, Server]:
-    """Open a stream to the service at `address`. Raises OSError if nobody answers within `timeout_s`."""
+async def connect(
+    address: Address, codec: StreamCodec[Client, Server], timeout_s: float, tls: TlsFiles | None = None
+) -> Link[Client, Server]:
+    """Open a stream to the service at `address`; over TCP by mutual TLS, if there is `tls`.
+
+    Raises OSError if nobody answers within `timeout_s`, or if one end does not accept the other's certificate.
+    """
     if address.is_grpc:
-        return await connect_grpc(address.grpc_target, codec, timeout_s)
+        return await connect_grpc(address.grpc_target, codec, timeout_s, tls)
     return await asyncio.wait_for(connect_frames(address.target, codec), timeout_s)
 
 
@@ -47,10 +57,12 @@ async def listen(
     codec: StreamCodec[Client, Server],
     accept: Callable[[Link[Server, Client]], None],
     unary_handlers: Sequence[Callable[[grpc.aio.Server], None]] = (),
+    tls: TlsFiles | None = None,
 ) -> Listener:
     """Serve one stream method at every address, and the unary services at the gRPC ones.
 
-    `unary_handlers` are functions that add a generated servicer to a server. Raises OSError if an address is taken.
+    `unary_handlers` are functions that add a generated servicer to a server. Over TCP, with `tls`, a client must show a
+    certificate of its CA. Unix sockets are for processes of this user only. Raises OSError if an address is taken.
     """
     listener = Listener()
     for address in addresses:
@@ -63,9 +75,20 @@ async def listen(
         for add_servicer in unary_handlers:
             add_servicer(grpc_server)
         try:
-            grpc_server.add_insecure_port(address.grpc_target)
+            _bind(grpc_server, address, tls)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await grpc_server.start()
         listener._grpc_servers.append(grpc_server)
     return listener
+
+
+def _bind(server: grpc.aio.Server, address: Address, tls: TlsFiles | None) -> None:
+    """Raises RuntimeError if the address is taken, OSError if a file cannot be read."""
+    if tls is not None and address.scheme == "grpc":
+        server.add_secure_port(address.grpc_target, tls.server_credentials())
+        return
+    if address.is_network:
+        log.warning("listening without TLS: whoever reaches this port can use the service", address=str(address))
+    with for_this_user():
+        server.add_insecure_port(address.grpc_target)

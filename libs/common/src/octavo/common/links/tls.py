@@ -1,0 +1,71 @@
+"""Mutual TLS for gRPC over TCP: each end shows a certificate of one private CA. Unix sockets need none."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of one service. Listeners read them at every handshake, clients at every connect, so that certificates
+    can be renewed in place."""
+
+    ca: Path
+    """Certificates of which one must have signed what the other end shows."""
+    cert: Path
+    """This service's own, for its host names, followed by any between it and the CA."""
+    key: Path
+    """Its private key, not encrypted."""
+
+    def check(self) -> None:
+        """Raises ValueError if a file is missing or no PEM, or the key is not the certificate's."""
+        context = ssl.create_default_context()
+        try:
+            context.load_verify_locations(self.ca)
+        except OSError as error:
+            raise ValueError(f"{self.ca} is no certificate of a CA: {error}") from error
+        try:
+            context.load_cert_chain(self.cert, self.key, password=lambda: b"")
+        except OSError as error:
+            raise ValueError(f"{self.cert} and {self.key} are no certificate and its key: {error}") from error
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Raises OSError if a file cannot be read."""
+        return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes())
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Of a server that turns away whoever shows no certificate. Raises OSError if a file cannot be read."""
+        last = self._server_certificate()
+
+        def renewed() -> grpc.ServerCertificateConfiguration:
+            """Called by a thread of gRPC before each handshake."""
+            nonlocal last
+            try:
+                self.check()
+                last = self._server_certificate()
+            except (OSError, ValueError) as error:
+                log.warning("certificate not renewed", error=str(error))
+            return last
+
+        return grpc.dynamic_ssl_server_credentials(last, renewed, require_client_authentication=True)
+
+    def _server_certificate(self) -> grpc.ServerCertificateConfiguration:
+        own = (self.key.read_bytes(), self.cert.read_bytes())
+        return grpc.ssl_server_certificate_configuration([own], self.ca.read_bytes())
+
+
+def open_channel(target: str, tls: TlsFiles | None, options: list[tuple[str, int]] | None = None) -> grpc.aio.Channel:
+    """A channel to a target in gRPC's notation; TLS is for TCP. Raises OSError if a file of `tls` is unreadable."""
+    if tls is None or target.startswith("unix:"):
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=options)
+
+
+__all__ = ["TlsFiles", "open_channel"]
