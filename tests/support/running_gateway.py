@@ -89,7 +89,10 @@ async def running_gateway(
     settings = {"drain_grace_s": 0.0, "model": Path(), **settings}
     config = GatewayConfig(scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
     client = SchedulerClient(
-        scheduler.connect, queue_timeout_s=config.queue_timeout_s, token_timeout_s=config.token_timeout_s
+        scheduler.connect,
+        queue_timeout_s=config.queue_timeout_s,
+        token_timeout_s=config.token_timeout_s,
+        recovery_timeout_s=config.recovery_timeout_s,
     )
     listening, stop = listen_http(config), Stop()
     port = listening.getsockname()[1]

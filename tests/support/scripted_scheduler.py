@@ -35,7 +35,7 @@ class Answer:
     """Tokens of each choice; the last entry stands for all later choices too."""
     tokens_per_step: int = 1
     num_cached_tokens: int = 0
-    num_shared_tokens: int = 0
+    shared_token_ids: tuple[int, ...] = ()
     """Of a branch, in front of its prompt."""
     choice_logprobs: tuple[float, ...] = ()
     """Log-probability of every token of each choice, if they are asked for; -0.5 by default."""
@@ -65,7 +65,7 @@ class ScriptedScheduler:
     def __init__(self, model: ModelInfo, script: Callable[[Submit], Answer], step_s: float = 0.0) -> None:
         self.script = script
         self.step_s = step_s
-        self.status = SchedulerStatus(True, "", model)
+        self.status = self.ready_status = SchedulerStatus(True, "", model)
         self.model = model
         self.submits: list[Submit] = []
         self.aborts: list[Abort] = []
@@ -107,8 +107,8 @@ class ScriptedScheduler:
         self._link.close()
         self._on_closed()
 
-    def tell_status(self, ready: bool, reason: str = "") -> None:
-        self.status = replace(self.status, ready=ready, reason=reason, model=self.model)
+    def tell_status(self, ready: bool, reason: str = "", *, is_draining: bool = False) -> None:
+        self.status = replace(self.status, ready=ready, reason=reason, model=self.model, is_draining=is_draining)
         assert self._link is not None
         self._link.send(self.status)
 
@@ -133,8 +133,13 @@ class ScriptedScheduler:
         n = message.params.n
         scripts = [answer.choices[min(index, len(answer.choices) - 1)] for index in range(n)]
         end_ids = itertools.repeat(self.model.eos_token_ids[0])
+        num_before = {choice.choice_index: len(choice.output_token_ids) for choice in message.resumed}
         self._running[message.request_no] = _Running(
-            message, answer, [itertools.chain(script, end_ids) for script in scripts], [0] * n, set(range(n))
+            message,
+            answer,
+            [itertools.chain(script, end_ids) for script in scripts],
+            [num_before.get(choice, 0) for choice in range(n)],
+            set(num_before) or set(range(n)),
         )
         if self._steps is None or self._steps.done():
             self._steps = asyncio.get_running_loop().create_task(self._run_steps())
@@ -168,7 +173,8 @@ class ScriptedScheduler:
                 RequestStarted(
                     request_no,
                     answer.num_cached_tokens,
-                    answer.num_shared_tokens + len(running.submit.prompt_token_ids),
+                    len(answer.shared_token_ids) + len(running.submit.prompt_token_ids),
+                    answer.shared_token_ids,
                 )
             )
         running.num_steps += 1

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from octavo.common.messages.generation import Abort, Submit
-from support.running_gateway import RunningGateway, eventually, running_gateway, says
+from support.running_gateway import RunningGateway, eventually, ids_of, running_gateway, says
 from support.scripted_scheduler import Answer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -116,17 +116,41 @@ async def test_one_failing_request_leaves_the_others_alone() -> None:
     assert good == [[40, 41, 42, 43, 44]] * 4
 
 
-async def test_lost_scheduler_ends_streams_with_an_error_and_is_found_again() -> None:
-    async with running_gateway(says("the fox " * 9, pauses_after=3)) as gateway:
+async def test_answers_go_on_at_the_next_scheduler() -> None:
+    words = ids_of("the fox jumps over the lazy dog")
+
+    def script(submit: Submit) -> Answer:
+        num_known = len(submit.resumed[0].output_token_ids) if submit.resumed else 0
+        return Answer([words[num_known:]], pauses_after=None if num_known else 3)
+
+    async with running_gateway(script) as gateway:
+        stream = asyncio.create_task(gateway.chunks(COMPLETIONS, prompt="x", max_tokens=100))
+        whole = asyncio.create_task(gateway.post(COMPLETIONS, prompt="x", max_tokens=100))
+        await eventually(lambda: gateway.scheduler.num_running == 2)
+        await asyncio.sleep(0.05)
+        gateway.scheduler.drop_link()
+        async with asyncio.timeout(2):
+            chunks, body = await stream, (await whole).json()
+    texts = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+    assert texts == body["choices"][0]["text"] == "the fox jumps over the lazy dog"
+    assert body["usage"]["completion_tokens"] == len(words) + 1
+    assert len(gateway.scheduler.submits) == 4
+
+
+async def test_answers_end_with_an_error_when_no_scheduler_comes_back_in_time() -> None:
+    async with running_gateway(says("the fox " * 9, pauses_after=3), recovery_timeout_s=0.3) as gateway:
         stream = asyncio.create_task(gateway.chunks(COMPLETIONS, **LONG))
         whole = asyncio.create_task(gateway.post(COMPLETIONS, **LONG))
         await eventually(lambda: gateway.scheduler.num_running == 2)
         await asyncio.sleep(0.05)
+        gateway.scheduler.is_away = True
         gateway.scheduler.drop_link()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(2):
             assert "error" in (await stream)[-1]
             assert (await whole).status_code == 503
-        gateway.scheduler.script = says("x")
+        refused = await gateway.post(COMPLETIONS, prompt="x")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        gateway.scheduler.is_away, gateway.scheduler.script = False, says("x")
         await eventually(lambda: not gateway.client.why_not_ready)
         assert (await gateway.complete(prompt="x"))["choices"][0]["text"] == "x"
 
@@ -151,9 +175,6 @@ async def test_readiness_follows_the_scheduler_and_liveness_does_not() -> None:
         await eventually(lambda: bool(gateway.client.why_not_ready))
         ready = await gateway.http.get("/health/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "the worker is loading")
-        refused = await gateway.post(CHAT, messages=MESSAGES)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"]["message"] == "the worker is loading"
         assert (await gateway.http.get("/health/live")).status_code == 200
 
 

@@ -106,7 +106,7 @@ async def test_chat_offers_neither() -> None:
 
 
 async def test_a_branch_goes_on_from_a_kept_response() -> None:
-    async with running_gateway(says("the fox", num_shared_tokens=9, num_cached_tokens=8)) as gateway:
+    async with running_gateway(says("the fox", shared_token_ids=(5,) * 9, num_cached_tokens=8)) as gateway:
         kept = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], keep=5)
         response_id = kept.json()["id"]
         answer = await gateway.complete(branch={"id": response_id, "choice": 2, "num_tokens": 9}, prompt=" jumps")

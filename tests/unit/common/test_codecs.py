@@ -95,6 +95,7 @@ gateway_message = st.one_of(
         prompt_token_ids=ids,
         params=params,
         cache_salt=st.binary(max_size=9),
+        resumed=few(st.builds(generation.ResumedChoice, choice_index=index, output_token_ids=ids)).map(tuple),
     ),
     st.builds(generation.Abort, request_no=index, choice_index=st.none() | index),
     st.builds(generation.Explain, query_no=index, request_id=text),
@@ -127,6 +128,7 @@ scheduler_message = st.one_of(
         ready=st.booleans(),
         reason=text,
         model=st.none() | model,
+        is_draining=st.booleans(),
         pool_id=text,
         epoch=st.integers(0, 2**64 - 1),
     ),
@@ -143,7 +145,9 @@ scheduler_message = st.one_of(
     st.builds(
         lambda tokens, **others: generation.TokenBatch(**tokens, **others),
         tokens=tokens_of_a_batch(),
-        started=few(st.builds(generation.RequestStarted, request_no=index, num_cached_tokens=index)),
+        started=few(
+            st.builds(generation.RequestStarted, request_no=index, num_cached_tokens=index, shared_token_ids=ids)
+        ),
         finished=few(
             st.builds(
                 generation.ChoiceFinished,

@@ -6,12 +6,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from octavo.common.errors import LinkClosedError, NotReadyError, QueueFullError
-from octavo.common.messages.generation import Abort, ChoiceFinished, ModelInfo, SamplingParams, Submit
-from octavo.gateway.scheduler_client import Generation, Prompt, SchedulerClient
+from octavo.common.messages.generation import (
+    Abort,
+    BranchPoint,
+    ChoiceFinished,
+    ModelInfo,
+    ResumedChoice,
+    SamplingParams,
+    SchedulerStatus,
+    Submit,
+)
+from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Prompt
+from octavo.gateway.scheduler_client import Generation, SchedulerClient
 from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler
 
@@ -36,8 +47,8 @@ def prompt(max_tokens: int = 3, n: int = 1) -> Prompt:
     return Prompt((1, 2), SamplingParams(max_tokens=max_tokens, n=n))
 
 
-def always(*choices: list[int], **options: int | bool) -> Callable[[Submit], Answer]:
-    return lambda submit: Answer(list(choices), **options)  # type: ignore[arg-type]
+def always(*choices: list[int], **options: Any) -> Callable[[Submit], Answer]:
+    return lambda submit: Answer(list(choices), **options)
 
 
 async def tokens_of(generation: Generation) -> dict[int, list[int]]:
@@ -117,29 +128,135 @@ async def test_giving_up_the_last_choice_ends_the_request() -> None:
         assert scheduler.aborts == [Abort(1, 0)]
 
 
-async def test_lost_link_ends_its_requests_and_is_opened_anew() -> None:
+async def test_request_goes_on_at_the_next_scheduler_with_the_tokens_it_has() -> None:
+    async with connected(always([1, 2, 3, 4], pauses_after=2)) as (client, scheduler):
+        with client.submit("r", [prompt(4)], b"salt") as generation:
+            await eventually(lambda: len(generation._parts[0].outputs[0]) == 2)
+            scheduler.script = always([3, 4])
+            scheduler.drop_link()
+            assert await tokens_of(generation) == {0: [1, 2, 3, 4]}
+            assert generation.num_prompt_tokens == 2
+        first, again = scheduler.submits
+        assert (first.resumed, again.resumed) == ((), (ResumedChoice(0, (1, 2)),))
+        assert (again.params, again.prompt_token_ids, again.cache_salt, again.request_id) == (
+            first.params,
+            first.prompt_token_ids,
+            b"salt",
+            "r",
+        )
+        assert scheduler.aborts == []
+        assert client.num_open_requests == 0
+
+
+async def test_request_without_tokens_begins_anew_at_the_next_scheduler() -> None:
+    async with connected(always([1], never_starts=True)) as (client, scheduler):
+        with client.submit("r", [prompt(2, n=2)]) as generation:
+            await eventually(lambda: scheduler.num_running == 1)
+            scheduler.script = always([5, 6])
+            scheduler.drop_link()
+            assert await tokens_of(generation) == {0: [5, 6], 1: [5, 6]}
+        assert [submit.resumed for submit in scheduler.submits] == [(), ()]
+
+
+async def test_choices_that_have_ended_are_not_asked_for_again() -> None:
+    async with connected(always([99], [1] * 9, [2] * 9, pauses_after=2)) as (client, scheduler):
+        with client.submit("r", [prompt(5, n=3)]) as generation:
+            await eventually(lambda: len(generation._parts[0].outputs[1]) == 2)
+            generation.abort_choice(2, 1)
+            scheduler.drop_link()
+            await eventually(lambda: len(scheduler.submits) == 2)
+        assert scheduler.submits[1].resumed == (ResumedChoice(1, (1, 1)),)
+
+
+async def test_parts_get_new_numbers_and_leave_those_of_others_alone() -> None:
+    def script(submit: Submit) -> Answer:
+        return Answer([[7] * 50], pauses_after=50 if submit.prompt_token_ids == (1,) else 1)
+
+    prompts = [Prompt((first,), SamplingParams(max_tokens=tokens)) for first, tokens in ((1, 1), (2, 9))]
+    async with connected(script) as (client, scheduler):
+        with client.submit("r", prompts) as generation:
+            await eventually(lambda: client.num_open_requests == 1)
+            scheduler.drop_link()
+            await eventually(lambda: len(scheduler.submits) == 3)
+            other = client.submit("s", [prompt(9)])
+            assert [part.request_no for part in (*generation._parts, *other._parts)] == [1, 1, 2]
+        await eventually(lambda: scheduler.aborts == [Abort(1)])
+        assert client.num_open_requests == 1
+        other.__exit__()
+
+
+async def test_branch_is_submitted_again_with_the_tokens_that_it_shares() -> None:
+    branch = Prompt((8,), SamplingParams(max_tokens=9), BranchPoint("parent", 0, 2))
+    async with connected(always([1] * 9, pauses_after=1, shared_token_ids=(3, 4))) as (client, scheduler):
+        with client.submit("r", [branch]) as generation:
+            await anext(generation)
+            scheduler.drop_link()
+            await eventually(lambda: len(scheduler.submits) == 2)
+            assert generation.num_prompt_tokens == 3
+        assert (scheduler.submits[1].prompt_token_ids, scheduler.submits[1].branch) == ((3, 4, 8), None)
+
+
+async def test_request_that_ends_each_scheduler_is_given_up() -> None:
     async with connected(always([1] * 50, pauses_after=1)) as (client, scheduler):
         with client.submit("r", [prompt(50)]) as generation:
             await anext(generation)
-            scheduler.drop_link()
+            scheduler.script = always([1], never_starts=True)
+            for losses in range(1, MAX_LOSSES_IN_A_ROW + 1):
+                await eventually(lambda losses=losses: len(scheduler.submits) == losses)  # type: ignore[misc]
+                scheduler.drop_link()
             with pytest.raises(LinkClosedError):
                 await anext(generation)
-        scheduler.script = always([7, 7, 7])
         await eventually(lambda: not client.why_not_ready)
-        with client.submit("r", [prompt()]) as generation:
-            assert await tokens_of(generation) == {0: [7, 7, 7]}
-        assert scheduler.aborts == []
+        assert len(scheduler.submits) == MAX_LOSSES_IN_A_ROW
 
 
-async def test_scheduler_that_is_away_is_named_and_found_later() -> None:
-    async with connected(always([1])) as (client, scheduler):
+async def test_scheduler_that_is_away_is_named_and_new_requests_wait_for_it() -> None:
+    async with connected(always([5])) as (client, scheduler):
         scheduler.is_away = True
         scheduler.drop_link()
         await eventually(lambda: "cannot be reached" in client.why_not_ready)
-        with pytest.raises(NotReadyError):
+        with client.submit("r", [prompt(1)]) as generation:
+            scheduler.is_away = False
+            assert await tokens_of(generation) == {0: [5]}
+        assert client.why_not_ready == ""
+
+
+async def test_requests_fail_when_no_scheduler_comes_back_in_time() -> None:
+    async with connected(always([1] * 50, pauses_after=1), recovery_timeout_s=0.3) as (client, scheduler):
+        with client.submit("r", [prompt(50)]) as generation:
+            await anext(generation)
+            scheduler.is_away = True
+            scheduler.drop_link()
+            with pytest.raises(NotReadyError, match=r"within 0\.3 s: the scheduler cannot be reached"):
+                await tokens_of(generation)
+        with pytest.raises(NotReadyError, match="cannot be reached"):
             client.submit("r", [prompt()])
-        scheduler.is_away = False
-        await eventually(lambda: not client.why_not_ready, within_s=5)
+
+
+async def test_scheduler_that_stops_ends_what_it_has_and_gets_nothing_new() -> None:
+    async with connected(always([1, 2, 3]), recovery_timeout_s=5) as (client, scheduler):
+        scheduler.step_s = 0.02
+        with client.submit("old", [prompt(3)]) as old:
+            await anext(old)
+            scheduler.tell_status(False, "shutting down", is_draining=True)
+            await eventually(lambda: client.why_not_ready == "shutting down")
+            with client.submit("new", [prompt(1)]) as new:
+                assert [*(await tokens_of(old)).values()] == [[2, 3]]
+                assert [submit.request_id for submit in scheduler.submits] == ["old"]
+                scheduler.status = scheduler.ready_status
+                scheduler.drop_link()
+                assert await tokens_of(new) == {0: [1]}
+
+
+async def test_another_model_does_not_go_on_with_the_tokens_of_the_first() -> None:
+    async with connected(always([1] * 50, pauses_after=1)) as (client, scheduler):
+        with client.submit("r", [prompt(50)]) as generation:
+            await anext(generation)
+            scheduler.status = SchedulerStatus(True, "", replace(MODEL, vocab_size=50))
+            scheduler.drop_link()
+            with pytest.raises(NotReadyError, match="replaced"):
+                await anext(generation)
+        assert len(scheduler.submits) == 1
 
 
 async def test_request_that_waits_too_long_for_room_fails_and_is_aborted() -> None:

@@ -18,6 +18,7 @@ from octavo.common.messages.generation import (
     ChoiceFinished,
     FinishReason,
     RequestFailed,
+    ResumedChoice,
     SamplingParams,
     SchedulerLoad,
     SchedulerStatus,
@@ -96,15 +97,24 @@ class Gateway:
         self.statuses = [SchedulerStatus(False, "nothing heard yet", None)]
         self.loads: list[SchedulerLoad] = []
         self.tokens: dict[int, list[int]] = {}
+        self.by_choice: dict[tuple[int, int], list[int]] = {}
+        self.num_finished = 0
         self.finished: dict[int, ChoiceFinished] = {}
         self.failed: dict[int, RequestFailed] = {}
         self.is_closed = asyncio.Event()
         self.link.bind(self._on_message, lambda error: self.is_closed.set())
         scheduler.accept(server)
 
-    def submit(self, request_no: int, prompt: list[int], max_tokens: int) -> None:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.link.send(Submit(request_no, f"r{request_no}", tuple(prompt), params))
+    def submit(
+        self,
+        request_no: int,
+        prompt: list[int],
+        max_tokens: int,
+        resumed: tuple[ResumedChoice, ...] = (),
+        **options: int,
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **options)  # type: ignore[arg-type]
+        self.link.send(Submit(request_no, f"r{request_no}", tuple(prompt), params, resumed=resumed))
 
     def _on_message(self, message: SchedulerStatus | SchedulerLoad | TokenBatch) -> None:
         if isinstance(message, SchedulerStatus):
@@ -115,6 +125,8 @@ class Gateway:
             return
         for token in message.tokens:
             self.tokens.setdefault(token.request_no, []).append(token.token_id)
+            self.by_choice.setdefault((token.request_no, token.choice_index), []).append(token.token_id)
+        self.num_finished += len(message.finished)
         self.finished |= {end.request_no: end for end in message.finished}
         self.failed |= {failure.request_no: failure for failure in message.failed}
 
@@ -375,7 +387,7 @@ async def test_stop_lets_running_requests_end_within_the_grace() -> None:
         assert gateway.statuses[-1].reason == "shutting down"
 
 
-async def test_stop_fails_what_outlives_the_grace() -> None:
+async def test_stop_leaves_what_outlives_the_grace_to_the_next_scheduler() -> None:
     host = FakeHost()
     host.step_s = 0.02
     async with running(host, drain_grace_s=0.1) as (_, gateway, stop):
@@ -384,7 +396,48 @@ async def test_stop_fails_what_outlives_the_grace() -> None:
         await eventually(lambda: gateway.tokens)
         stop.request()
         await asyncio.wait_for(gateway.is_closed.wait(), 2)
-        assert gateway.failed[1].reason == "NOT_READY"
+        assert gateway.failed == {}
+        assert gateway.statuses[-1].is_draining
+        known = gateway.tokens[1]
+        assert known == expected_output([5, 6, 7], 200, VOCAB)[: len(known)]
+    host.step_s = 0.0
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=200, resumed=(ResumedChoice(0, tuple(known)),))
+        await eventually(lambda: 1 in gateway.finished)
+        assert known + gateway.tokens[1] == expected_output([5, 6, 7], 200, VOCAB)
+        assert scheduler.core.stats.num_resumed_requests == 1
+
+
+async def test_choices_go_on_each_by_itself() -> None:
+    async with running(FakeHost()) as (_, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        whole = expected_output([5, 6, 7], 30, VOCAB)
+        resumed = (ResumedChoice(1, tuple(whole[:4])), ResumedChoice(2, tuple(whole[:9])))
+        gateway.submit(1, [5, 6, 7], max_tokens=30, resumed=resumed, n=4)
+        await eventually(lambda: gateway.num_finished == 2)
+        assert gateway.by_choice == {(1, 1): whole[4:], (1, 2): whole[9:]}
+
+
+@pytest.mark.parametrize(
+    ("resumed", "options"),
+    [
+        ([ResumedChoice(0, ())], {}),
+        ([ResumedChoice(0, (1,) * 30)], {}),
+        ([ResumedChoice(1, (1,))], {}),
+        ([ResumedChoice(0, (1,)), ResumedChoice(0, (2,))], {}),
+        ([ResumedChoice(0, (VOCAB,))], {}),
+        ([ResumedChoice(0, (1,))], {"beam_width": 2}),
+    ],
+    ids=["no tokens", "too many", "no such choice", "twice", "no such token", "beams"],
+)
+async def test_what_cannot_go_on_is_refused(resumed: list[ResumedChoice], options: dict[str, int]) -> None:
+    async with running(FakeHost()) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=30, resumed=tuple(resumed), **options)
+        await eventually(lambda: 1 in gateway.failed)
+        assert gateway.failed[1].reason in ("INVALID_REQUEST", "TOKEN_OUT_OF_RANGE")
+        assert scheduler.core.num_requests == 0
 
 
 @pytest.mark.parametrize("carrier", ["frames", "grpc+unix"])

@@ -22,7 +22,8 @@ from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import account_of
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
-from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.request_part import Prompt
+from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tool_choice import ToolUse, tool_use

@@ -32,8 +32,9 @@ from octavo.gateway.request_checks import (
     served_model,
 )
 from octavo.gateway.request_context import read_body
+from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import COMPLETION_PREFIX
-from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.stop_strings import StopStrings
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer

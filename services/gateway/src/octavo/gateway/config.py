@@ -52,6 +52,9 @@ class GatewayConfig(ServiceConfig):
     token_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without any news of a started request before it fails with 503."""
 
+    recovery_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds for which running and new requests wait for a scheduler that was lost before they fail with 503."""
+
     max_open_requests: int = Field(default=8192, gt=0)
     """Prompts that this gateway has with the scheduler at once; more get 429."""
 

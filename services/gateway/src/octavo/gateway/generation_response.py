@@ -21,7 +21,8 @@ from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
 from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import RequestAccount
-from octavo.gateway.scheduler_client import Generation, GenerationEvent, Prompt, SchedulerClient
+from octavo.gateway.request_part import Prompt
+from octavo.gateway.scheduler_client import Generation, GenerationEvent, SchedulerClient
 
 log = structlog.get_logger()
 

@@ -30,6 +30,7 @@ def main() -> None:
             lambda: connect(config.scheduler, GENERATE, config.connect_timeout_s, config.link_tls),
             queue_timeout_s=config.queue_timeout_s,
             token_timeout_s=config.token_timeout_s,
+            recovery_timeout_s=config.recovery_timeout_s,
             max_open_requests=config.max_open_requests,
         )
         app = create_app(config, client, tokenizer)

@@ -44,6 +44,9 @@ class EventHistogram:
 HTTP_REQUESTS = Counter("octavo_http_requests", "Answered HTTP requests.", ["route", "status"])
 OPEN_GENERATIONS = Gauge("octavo_open_generations", "Client requests that are being generated.")
 CLIENT_DISCONNECTS = Counter("octavo_client_disconnects", "Clients that left before the end of their answer.")
+RESUBMITTED_REQUESTS = Counter(
+    "octavo_resubmitted_requests", "Prompts that were submitted to another scheduler after theirs was lost."
+)
 PROMPT_TOKENS = Counter("octavo_prompt_tokens", "Prompt tokens of answered requests.")
 OUTPUT_TOKENS = Counter("octavo_output_tokens", "Tokens sent to clients.")
 TENANT_REQUESTS = Counter("octavo_tenant_requests", "Requests by tenant, served or refused.", ["tenant", "outcome"])

@@ -12,8 +12,9 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import request_id_of
-from octavo.gateway.scheduler_client import Prompt, SchedulerClient
+from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.search_options import SearchOptions, search_options
 from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.token_rules import token_rules
@@ -28,8 +29,8 @@ PromptInput = str | list[int]
 def served_model(client: SchedulerClient, name: str | None) -> ModelInfo:
     """The model of a request. Raises NotReadyError and UnknownModelError."""
     model = client.model
-    if model is None or client.why_not_ready:
-        raise NotReadyError(client.why_not_ready or "no model is loaded")
+    if model is None or client.why_refused:
+        raise NotReadyError(client.why_refused)
     if name is not None and name != model.model_name:
         raise UnknownModelError(f"the model {name!r} does not exist; this server has {model.model_name!r}")
     return model

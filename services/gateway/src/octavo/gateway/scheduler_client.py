@@ -1,4 +1,8 @@
-"""The gateway's end of the stream to the scheduler: owns request numbers and what each running request waits for."""
+"""The gateway's end of the stream to the scheduler: owns request numbers and what each running request waits for.
+
+Requests outlive the link. When it is lost they wait, and are submitted to the next scheduler with the tokens that have
+come; so do new requests that find no scheduler. Neither waits for longer than `recovery_timeout_s`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import contextlib
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -22,7 +25,6 @@ from octavo.common.errors import (
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
-    BranchPoint,
     ChoiceFinished,
     Explain,
     Explained,
@@ -32,13 +34,13 @@ from octavo.common.messages.generation import (
     PromptLogprobs,
     RequestStarted,
     SampledToken,
-    SamplingParams,
     SchedulerLoad,
     SchedulerMessage,
     SchedulerStatus,
-    Submit,
     TokenBatch,
 )
+from octavo.gateway import metrics
+from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Part, Prompt
 
 log = structlog.get_logger()
 
@@ -49,51 +51,11 @@ Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
 _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
 _LATE = "the request has not ended within its time"
 _MAX_REQUEST_NO = 2**31 - 1
-_FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 2.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 0.5
 _NOT_THERE_YET = (FileNotFoundError, ConnectionRefusedError)
 """A service that starts, or starts again: no news for an operator."""
 _DEADLINE_CHECK_S = 0.25
 _QUERY_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt, and how its choices are sampled."""
-
-    token_ids: tuple[int, ...]
-    params: SamplingParams
-    branch: BranchPoint | None = None
-    """The tokens come after it."""
-    keep_s: float = 0.0
-    """Seconds for which the choices can be branched from after their end."""
-    priority: int = 0
-    """Lower is served first, and preempted last."""
-    num_cut_tokens: int = 0
-    """Tokens before `token_ids` that the request let go of."""
-
-
-class _Part:
-    """One prompt of a generation: a request on the stream."""
-
-    __slots__ = (
-        "first_choice",
-        "generation",
-        "is_started",
-        "num_prompt_tokens",
-        "open_choices",
-        "prompt",
-        "request_no",
-    )
-
-    def __init__(self, generation: Generation, request_no: int, prompt_index: int, prompt: Prompt) -> None:
-        n = prompt.params.n
-        self.generation = generation
-        self.request_no = request_no
-        self.prompt = prompt
-        self.num_prompt_tokens = len(prompt.token_ids)
-        self.first_choice = prompt_index * n
-        self.open_choices = set(range(n))
-        self.is_started = False
 
 
 class Generation:
@@ -108,7 +70,7 @@ class Generation:
     def __init__(self, client: SchedulerClient, num_prompts: int, n: int) -> None:
         self._client = client
         self._n = n
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._num_open_parts = num_prompts
         self._events: list[tuple[int, GenerationEvent]] = []
         self._error: OctavoError | None = None
@@ -176,10 +138,12 @@ class SchedulerClient:
         *,
         queue_timeout_s: float = 600.0,
         token_timeout_s: float = 120.0,
+        recovery_timeout_s: float = 60.0,
         max_open_requests: int = 8192,
     ) -> None:
         self._connect = connect
         self._queue_timeout_s, self._token_timeout_s = queue_timeout_s, token_timeout_s
+        self._recovery_timeout_s = recovery_timeout_s
         self._max_open_requests = max_open_requests
         self._link: Link[GatewayMessage, SchedulerMessage] | None = None
         self._status = _NOT_CONNECTED
@@ -187,9 +151,12 @@ class SchedulerClient:
         """The highest of the schedulers met; one with a lower one has been replaced."""
         self.load = SchedulerLoad()
         """As the scheduler told it last."""
+        self._model: ModelInfo | None = None
+        self._away_since: float | None = None
+        """When the scheduler ceased to take requests, by the event loop's clock; None while it does."""
         self._refusal = ""
         self._next_request_no = 1
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, Part] = {}
         self._query_nos = itertools.count(1)
         self._queries: dict[int, asyncio.Future[bytes]] = {}
         self._idle = asyncio.Event()
@@ -201,9 +168,26 @@ class SchedulerClient:
         return self._refusal or ("" if self._status.ready else self._status.reason or "the scheduler is not ready")
 
     @property
+    def why_refused(self) -> str:
+        """Empty when a request that comes now is served or may wait, else the reason, for people."""
+        if self._refusal or self._model is None:
+            return self._refusal or self.why_not_ready
+        return self.why_not_ready if self._is_away_for_long else ""
+
+    @property
+    def _is_away_for_long(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return self._away_since is not None and now_s - self._away_since > self._recovery_timeout_s
+
+    @property
+    def _takes_requests(self) -> bool:
+        """There is a scheduler that has a model. It may have lost its worker for now: then requests wait there."""
+        return self._link is not None and self._status.model is not None and not self._status.is_draining
+
+    @property
     def model(self) -> ModelInfo | None:
-        """The model that is served; None until the scheduler has told it."""
-        return self._status.model
+        """The model that is served, or was last; None until a scheduler has told it."""
+        return self._model
 
     @property
     def num_open_requests(self) -> int:
@@ -219,13 +203,12 @@ class SchedulerClient:
         """
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceededError(_LATE)
-        if self._link is None or self.why_not_ready:
-            raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
+        if reason := self.why_refused:
+            raise NotReadyError(reason)
         if len(self._parts) + len(prompts) > self._max_open_requests:
             raise QueueFullError(f"this gateway already has {len(self._parts)} requests open")
-        if self._next_request_no + len(prompts) > _MAX_REQUEST_NO:
-            self._link.close()
-            raise NotReadyError("the stream to the scheduler is used up and is opened anew")
+        if self._next_request_no + len(prompts) > _MAX_REQUEST_NO and self._link is not None:
+            self._link.close()  # numbers are used up; on the next link they begin anew
         n = prompts[0].params.n
         generation = Generation(self, len(prompts), n)
         loop = asyncio.get_running_loop()
@@ -233,24 +216,14 @@ class SchedulerClient:
         if timeout_s is not None:
             generation._deadline = loop.call_later(timeout_s, self._fail, generation, DeadlineExceededError(_LATE))
         for index, prompt in enumerate(prompts):
-            part = _Part(generation, self._next_request_no, index, prompt)
+            part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
+            part = Part(generation, self._next_request_no, part_id, index, prompt, cache_salt)
             self._next_request_no += 1
             generation._parts.append(part)
             self._parts[part.request_no] = part
             self._idle.clear()
-            part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
-            self._link.send(
-                Submit(
-                    part.request_no,
-                    part_id,
-                    prompt.token_ids,
-                    prompt.params,
-                    cache_salt,
-                    prompt.priority,
-                    branch=prompt.branch,
-                    keep_s=prompt.keep_s,
-                )
-            )
+            if self._takes_requests:
+                self._submit(part)
         return generation
 
     def forget(self, request_id: str, cache_salt: bytes) -> None:
@@ -277,7 +250,7 @@ class SchedulerClient:
             self._queries.pop(query_no, None)
 
     async def run(self) -> None:
-        """Keep connected until cancelled. A lost link ends its requests with LinkClosedError and is opened anew."""
+        """Keep connected until cancelled."""
         watchdog = asyncio.create_task(self._watch_deadlines())
         retry_s = _FIRST_RETRY_S
         try:
@@ -290,7 +263,7 @@ class SchedulerClient:
                     is_news = reason != self._status.reason and not isinstance(error, _NOT_THERE_YET)
                     tell = log.warning if is_news else log.debug
                     tell("scheduler not reached", error=str(error), retry_s=retry_s)
-                    self._status = SchedulerStatus(False, reason, None)
+                    self._set_status(SchedulerStatus(False, reason, None))
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
         finally:
@@ -309,8 +282,8 @@ class SchedulerClient:
 
     async def _run_link(self, link: Link[GatewayMessage, SchedulerMessage]) -> None:
         closed: asyncio.Future[OctavoError | None] = asyncio.get_running_loop().create_future()
-        self._link, self._next_request_no = link, 1
-        self._status = SchedulerStatus(False, "the scheduler has not told its status yet", None)
+        self._link = link
+        self._set_status(SchedulerStatus(False, "the scheduler has not told its status yet", None))
         link.bind(self._on_message, lambda error: None if closed.done() else closed.set_result(error))
         try:
             error = await closed
@@ -321,13 +294,46 @@ class SchedulerClient:
         log.warning("scheduler lost", error=str(error))
 
     def _on_link_lost(self) -> None:
-        self._status = SchedulerStatus(False, "the connection to the scheduler was lost", None)
         lost = LinkClosedError("the connection to the scheduler was lost")
-        for generation in {part.generation for part in self._parts.values()}:
-            self._fail(generation, lost)
+        self._set_status(SchedulerStatus(False, lost.message, None))
+        parts, self._parts = list(self._parts.values()), {}
+        for request_no, part in enumerate(parts, start=1):
+            part.request_no = request_no
+            self._parts[request_no] = part
+        self._next_request_no = 1 + len(parts)
+        for part in parts:
+            if not part.lose():
+                log.error("request given up", request_id=part.request_id, num_schedulers_lost=MAX_LOSSES_IN_A_ROW)
+                self._fail(part.generation, lost)
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(NotReadyError(lost.message))
+
+    def _set_status(self, status: SchedulerStatus) -> None:
+        self._status = status
+        if status.model is not None:
+            if self._model is not None and not _can_go_on(self._model, status.model):
+                self._fail_waiting(NotReadyError(f"the model was replaced by {status.model.model_name!r}"))
+            self._model = status.model
+        now_s = asyncio.get_running_loop().time()
+        if not self._takes_requests:
+            self._away_since = now_s if self._away_since is None else self._away_since
+            return
+        self._away_since = None
+        for part in self._parts.values():
+            if not part.is_sent:
+                part.generation.last_news_s = now_s
+                metrics.RESUBMITTED_REQUESTS.inc(part.num_losses > 0)
+                self._submit(part)
+
+    def _submit(self, part: Part) -> None:
+        part.is_sent = True
+        self._send(part.submit())
+
+    def _fail_waiting(self, error: OctavoError) -> None:
+        """End the requests that no scheduler has."""
+        for generation in {part.generation for part in self._parts.values() if not part.is_sent}:
+            self._fail(generation, error)
 
     def _on_message(self, message: SchedulerMessage) -> None:
         if isinstance(message, SchedulerStatus):
@@ -339,7 +345,7 @@ class SchedulerClient:
             self.epoch = message.epoch
             if message != self._status:
                 log.info("scheduler status changed", ready=message.ready, reason=message.reason)
-            self._status = message
+            self._set_status(message)
         elif isinstance(message, Explained):
             answer = self._queries.get(message.query_no)
             if answer is not None and not answer.done():
@@ -353,18 +359,21 @@ class SchedulerClient:
         parts, touched = self._parts, set()
         for started in batch.started:
             if part := parts.get(started.request_no):
-                part.is_started = True
-                part.num_prompt_tokens = max(part.num_prompt_tokens, started.num_prompt_tokens)
-                part.generation.num_cached_tokens += started.num_cached_tokens
-                part.generation._events.append((part.first_choice, started))
+                if part.start(started):
+                    part.generation.num_cached_tokens += started.num_cached_tokens
+                    part.generation._events.append((part.first_choice, started))
                 touched.add(part.generation)
         for request_no, told in batch.prompt_logprobs:
-            if part := parts.get(request_no):
-                part.generation._events.append((part.first_choice, told))
+            if (part := parts.get(request_no)) and (new := part.news_of_prompt(told)):
+                part.generation._events.append((part.first_choice, new))
                 touched.add(part.generation)
         tokens: Sequence[int | SampledToken] = batch.tokens if batch.logprobs else batch.token_ids
-        for request_no, choice_index, token in zip(batch.request_nos, batch.choice_indexes, tokens, strict=True):
+        for request_no, choice_index, token_id, token in zip(
+            batch.request_nos, batch.choice_indexes, batch.token_ids, tokens, strict=True
+        ):
             if part := parts.get(request_no):
+                part.outputs[choice_index].append(token_id)
+                part.num_losses = 0
                 part.generation._events.append((part.first_choice + choice_index, token))
                 touched.add(part.generation)
         for end in batch.finished:
@@ -373,21 +382,23 @@ class SchedulerClient:
                 touched.add(part.generation)
                 self._close_choice(part, end.choice_index)
         for failed in batch.failed:
-            if part := self._remove(failed.request_no):
+            if part := parts.get(failed.request_no):
+                self._remove(part)
                 self._fail(part.generation, from_reason(failed.reason, failed.message))
         now_s = asyncio.get_running_loop().time()
         for generation in touched:
             generation.last_news_s = now_s
             generation._wake()
 
-    def _close_choice(self, part: _Part, choice_index: int) -> None:
+    def _close_choice(self, part: Part, choice_index: int) -> None:
         part.open_choices.discard(choice_index)
-        if not part.open_choices and self._remove(part.request_no) is not None:
+        if not part.open_choices and self._remove(part):
             part.generation._num_open_parts -= 1
 
-    def _abort_choice(self, part: _Part, choice_index: int, num_tokens: int) -> None:
-        if choice_index in part.open_choices and part.request_no in self._parts:
-            self._send(Abort(part.request_no, choice_index, num_tokens if part.prompt.keep_s else None))
+    def _abort_choice(self, part: Part, choice_index: int, num_tokens: int) -> None:
+        if choice_index in part.open_choices and self._parts.get(part.request_no) is part:
+            if part.is_sent:
+                self._send(Abort(part.request_no, choice_index, num_tokens if part.prompt.keep_s else None))
             self._close_choice(part, choice_index)
 
     def _abandon(self, generation: Generation) -> None:
@@ -395,14 +406,17 @@ class SchedulerClient:
         if generation._deadline is not None:
             generation._deadline.cancel()
         for part in generation._parts:
-            if self._remove(part.request_no) is not None:
+            if self._remove(part) and part.is_sent:
                 self._send(Abort(part.request_no))
 
-    def _remove(self, request_no: int) -> _Part | None:
-        part = self._parts.pop(request_no, None)
+    def _remove(self, part: Part) -> bool:
+        """False if it was removed before; another one may have its number by now."""
+        if self._parts.get(part.request_no) is not part:
+            return False
+        del self._parts[part.request_no]
         if not self._parts:
             self._idle.set()
-        return part
+        return True
 
     def _fail(self, generation: Generation, error: OctavoError) -> None:
         generation._error = generation._error or error
@@ -417,8 +431,20 @@ class SchedulerClient:
         while True:
             await asyncio.sleep(_DEADLINE_CHECK_S)
             now_s = asyncio.get_running_loop().time()
-            for generation in {part.generation for part in self._parts.values()}:
+            if self._is_away_for_long:
+                reason = f"no scheduler to serve this within {self._recovery_timeout_s} s: {self.why_not_ready}"
+                self._fail_waiting(NotReadyError(reason))
+            for generation in {part.generation for part in self._parts.values() if part.is_sent}:
                 limit_s = self._token_timeout_s if generation.must_give_tokens else self._queue_timeout_s
                 if now_s - generation.last_news_s > limit_s:
                     state = "gave no token" if generation.is_started else "found no room for the prompt"
                     self._fail(generation, NotReadyError(f"the scheduler {state} within {limit_s} s"))
+
+
+def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
+    """Whether token ids mean the same to both."""
+    return (before.model_name, before.vocab_size, before.eos_token_ids) == (
+        now.model_name,
+        now.vocab_size,
+        now.eos_token_ids,
+    )

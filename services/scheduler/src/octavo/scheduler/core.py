@@ -210,12 +210,16 @@ class SchedulerCore:
     # Gateways.
 
     def on_submit(self, gateway_id: int, submit: Submit) -> None:
-        """A new request, checked once more: nothing that could break a step gets in."""
+        """A request, checked once more: nothing that could break a step gets in."""
         self.stats.num_requests += 1
         try:
             shared = self._requests.check(submit)
         except OctavoError as error:
             self._requests.refuse(gateway_id, submit, error)
+            return
+        if submit.resumed:
+            for sequence in self._requests.resume(gateway_id, submit):
+                self._places.enqueue(sequence)
             return
         prompt = [*(shared.token_ids if shared else ()), *submit.prompt_token_ids]
         leader = self._requests.add(gateway_id, submit, prompt).leader

@@ -32,6 +32,7 @@ class SchedulerCollector(Collector):
         yield blocks
         for name, text, total in (
             ("octavo_scheduler_requests", "Requests received.", stats.num_requests),
+            ("octavo_scheduler_resumed_requests", "Of these, begun by another one.", stats.num_resumed_requests),
             ("octavo_scheduler_failed_requests", "Requests ended in an error.", stats.num_failed_requests),
             ("octavo_scheduler_aborted_choices", "Choices ended by their gateway.", stats.num_aborted_choices),
             ("octavo_steps", "Steps whose result was accepted.", stats.num_steps),

@@ -17,7 +17,7 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 _FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 2.0
+_MAX_BACKOFF_S = 0.5
 
 
 class Peer(Generic[Sent, Received]):

@@ -84,20 +84,10 @@ class Requests:
         self._tell_failure(gateway_id, submit.request_no, error)
 
     def add(self, gateway_id: int, submit: Submit, prompt: list[int]) -> Request:
-        """A request that was checked. Its leader is in no place yet."""
+        """A request that was checked, and begins. Its leader is in no place yet."""
         assert self.model is not None
-        request = Request(
-            gateway_id=gateway_id,
-            request_no=submit.request_no,
-            request_id=submit.request_id,
-            params=submit.params,
-            num_prompt_tokens=len(prompt),
-            salt=submit.cache_salt,
-            priority=submit.priority,
-            keep_s=submit.keep_s,
-            has_fanned_out=submit.params.n == 1,
-        )
-        self._rules.apply_to(request)
+        request = self._new_request(gateway_id, submit, len(prompt))
+        request.num_shared_tokens = len(prompt) - len(submit.prompt_token_ids)
         leader = self.new_sequence(request, 0, next(self._arrivals), prompt)
         request.live = dict.fromkeys(range(submit.params.n))
         request.leader = leader
@@ -106,8 +96,40 @@ class Requests:
             request.beams = Beams(self._rules.beam_group(request), leader, self.model.vocab_size)
         else:
             request.live[0] = leader
+        return request
+
+    def resume(self, gateway_id: int, submit: Submit) -> list[Sequence]:
+        """A request that was checked, as it was when another scheduler lost it. Its sequences are in no place yet."""
+        request = self._new_request(gateway_id, submit, len(submit.prompt_token_ids))
+        request.has_fanned_out = True
+        request.num_told_prompt_tokens = request.num_prompt_tokens
+        arrival_no = next(self._arrivals)
+        sequences = [
+            self.new_sequence(
+                request, choice.choice_index, arrival_no, [*submit.prompt_token_ids, *choice.output_token_ids]
+            )
+            for choice in submit.resumed
+        ]
+        request.live = {sequence.choice_index: sequence for sequence in sequences}
+        request.leader = sequences[0]
+        self._stats.num_resumed_requests += 1
+        return sequences
+
+    def _new_request(self, gateway_id: int, submit: Submit, num_prompt_tokens: int) -> Request:
+        request = Request(
+            gateway_id=gateway_id,
+            request_no=submit.request_no,
+            request_id=submit.request_id,
+            params=submit.params,
+            num_prompt_tokens=num_prompt_tokens,
+            salt=submit.cache_salt,
+            priority=submit.priority,
+            keep_s=submit.keep_s,
+            has_fanned_out=submit.params.n == 1,
+        )
+        self._rules.apply_to(request)
         self._live[gateway_id, submit.request_no] = request
-        self._stats.num_prompt_tokens += len(prompt)
+        self._stats.num_prompt_tokens += num_prompt_tokens
         return request
 
     def new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
@@ -124,7 +146,8 @@ class Requests:
         request.has_started = True
         num_cached = min(num_cached_tokens, request.num_prompt_tokens)
         self._stats.num_cached_prompt_tokens += num_cached
-        started = RequestStarted(request.request_no, num_cached, request.num_prompt_tokens)
+        shared = tuple(request.leader.token_ids[: request.num_shared_tokens])
+        started = RequestStarted(request.request_no, num_cached, request.num_prompt_tokens, shared)
         self.batch(request.gateway_id).started.append(started)
 
     def tell_prompt_logprobs(self, request: Request, told: PromptLogprobs) -> None:

@@ -31,6 +31,8 @@ class Request:
     params: SamplingParams
     num_prompt_tokens: int
     salt: bytes
+    num_shared_tokens: int = 0
+    """Leading prompt tokens that came from the branch point."""
     priority: int = 0
     """Lower is served first, and preempted last."""
     live: dict[int, Sequence | None] = field(default_factory=dict)

@@ -135,11 +135,11 @@ class SchedulerServer:
         """Links that are lost, by peer."""
         self._gateways: dict[int, GatewayLink] = {}
         self._gateway_ids = itertools.count(1)
+        self._is_draining = False
         self._status = self._status_now(ready=False, reason="not connected to a worker yet")
         self._load = SchedulerLoad()
         """As told last."""
         self._kv_asked_at: float | None = None
-        self._is_draining = False
         self._collected_at = time.monotonic()
         self._idle = asyncio.Event()
         """No request is alive."""
@@ -211,7 +211,7 @@ class SchedulerServer:
 
     def _status_now(self, *, ready: bool, reason: str) -> SchedulerStatus:
         pool_id, epoch = self._config.pool_id, self._first_epoch
-        return SchedulerStatus(ready, reason, self.core.model, pool_id=pool_id, epoch=epoch)
+        return SchedulerStatus(ready, reason, self.core.model, self._is_draining, pool_id, epoch)
 
     def _tell_load(self) -> None:
         load = self.core.load
@@ -369,7 +369,8 @@ class SchedulerServer:
     # The life of the service.
 
     async def run(self, stop: Stop) -> None:
-        """Serve until `stop`, then let running work end within the grace."""
+        """Serve until `stop`, then let running work end within the grace. What is left goes on elsewhere: gateways
+        submit it to the next scheduler."""
         tasks = [asyncio.create_task(part) for part in (self._worker.keep(), self._kvmanager.keep(), self._watch())]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -380,8 +381,6 @@ class SchedulerServer:
             self._set_status(ready=False, reason="shutting down")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), self._config.drain_grace_s)
-            self.core.fail_all(NotReadyError("the server is shutting down"))
-            self._advance()
         finally:
             for task in (stopped, *tasks):
                 task.cancel()

@@ -10,6 +10,8 @@ class SchedulerStats:
     """Totals since the start. Times in seconds."""
 
     num_requests: int = 0
+    num_resumed_requests: int = 0
+    """Of them, those that came with output tokens, from another scheduler."""
     num_failed_requests: int = 0
     num_aborted_choices: int = 0
     num_steps: int = 0

@@ -44,6 +44,23 @@ def check_submit(submit: Submit, num_shared_tokens: int, model: ModelInfo, max_n
         raise InvalidRequestError("keep is out of range")
     if params.beam_width:
         _check_beams(params, model)
+    if submit.resumed:
+        _check_resumed(submit, model)
+
+
+def _check_resumed(submit: Submit, model: ModelInfo) -> None:
+    params = submit.params
+    if submit.branch is not None or params.beam_width:
+        raise InvalidRequestError("neither a branch nor a beam search goes on with output tokens")
+    choices = [choice.choice_index for choice in submit.resumed]
+    if len(set(choices)) < len(choices) or not all(0 <= choice < params.n for choice in choices):
+        raise InvalidRequestError("a resumed choice is none of the request's, or stands there twice")
+    for choice in submit.resumed:
+        output = choice.output_token_ids
+        if not 1 <= len(output) < params.max_tokens:
+            raise InvalidRequestError(f"choice {choice.choice_index} goes on after {len(output)} tokens")
+        if min(output) < 0 or max(output) >= model.vocab_size:
+            raise TokenOutOfRangeError(f"output of choice {choice.choice_index}; ids end at {model.vocab_size - 1}")
 
 
 def _check_rules(rules: TokenRules, params: SamplingParams, model: ModelInfo) -> None:

@@ -24,6 +24,7 @@ from octavo.common.messages.generation import (
     PromptLogprobs,
     RequestFailed,
     RequestStarted,
+    ResumedChoice,
     SamplingParams,
     SchedulerLoad,
     SchedulerMessage,
@@ -93,6 +94,10 @@ def encode_gateway(message: GatewayMessage) -> bytes:
             priority=message.priority,
             branch=_branch_to_proto(message.branch) if message.branch else None,
             keep_s=message.keep_s,
+            resumed=[
+                pb.ResumedChoice(choice_index=choice.choice_index, output_token_ids=pack_int32(choice.output_token_ids))
+                for choice in message.resumed
+            ],
         )
         return pb.GenerateRequest(submit=submit).SerializeToString()
     if isinstance(message, Forget):
@@ -126,6 +131,10 @@ def decode_gateway(body: bytes) -> GatewayMessage:
                 priority=submit.priority,
                 branch=_branch_from_proto(submit.branch) if submit.HasField("branch") else None,
                 keep_s=submit.keep_s,
+                resumed=tuple(
+                    ResumedChoice(choice.choice_index, tuple(unpack_int32(choice.output_token_ids)))
+                    for choice in submit.resumed
+                ),
             )
         case "abort":
             abort = request.abort
@@ -224,6 +233,7 @@ def _status_to_proto(status: SchedulerStatus) -> pb.SchedulerStatus:
         model=_model_to_proto(status.model) if status.model else None,
         pool_id=status.pool_id,
         epoch=status.epoch,
+        is_draining=status.is_draining,
     )
 
 
@@ -249,7 +259,9 @@ def _status_from_proto(status: pb.SchedulerStatus) -> SchedulerStatus:
             max_num_seqs=status.model.max_num_seqs,
             block_size=status.model.block_size,
         )
-    return SchedulerStatus(status.ready, status.reason, model, pool_id=status.pool_id, epoch=status.epoch)
+    return SchedulerStatus(
+        status.ready, status.reason, model, status.is_draining, pool_id=status.pool_id, epoch=status.epoch
+    )
 
 
 def _load_from_proto(load: pb.SchedulerLoad) -> SchedulerLoad:
@@ -271,6 +283,7 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
                 request_no=started.request_no,
                 num_cached_tokens=started.num_cached_tokens,
                 num_prompt_tokens=started.num_prompt_tokens,
+                shared_token_ids=pack_int32(started.shared_token_ids),
             )
             for started in batch.started
         ],
@@ -301,7 +314,12 @@ def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
     if logprobs and max(logprobs) >= len(token_ids):
         raise ProtocolError(f"log-probabilities of token {max(logprobs)}, and there are {len(token_ids)}")
     return TokenBatch(
-        started=[RequestStarted(s.request_no, s.num_cached_tokens, s.num_prompt_tokens) for s in batch.started],
+        started=[
+            RequestStarted(
+                s.request_no, s.num_cached_tokens, s.num_prompt_tokens, tuple(unpack_int32(s.shared_token_ids))
+            )
+            for s in batch.started
+        ],
         request_nos=unpack_int32(batch.token_request_nos),
         choice_indexes=unpack_int32(batch.token_choice_indexes),
         token_ids=token_ids,

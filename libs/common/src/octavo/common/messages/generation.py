@@ -61,8 +61,18 @@ class BranchPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedChoice:
+    """A choice that goes on where another scheduler left it."""
+
+    choice_index: int
+    output_token_ids: tuple[int, ...]
+    """At least one, fewer than `max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. `request_no` names it on this stream and is not used again."""
+    """A new request, or one that another scheduler was serving. `request_no` names it on this stream and is not used
+    again."""
 
     request_no: int
     request_id: str
@@ -76,6 +86,8 @@ class Submit:
     """The prompt goes on from there; `prompt_token_ids`, which may then be empty, come after the shared tokens."""
     keep_s: float = 0.0
     """Seconds for which the choices can be branched from after they have ended."""
+    resumed: tuple[ResumedChoice, ...] = ()
+    """Choices that have tokens and have not ended; all others have ended. Empty for a request that begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,8 @@ class RequestStarted:
     """Prompt tokens that need no computing: found in the prefix cache, or shared with the branch point."""
     num_prompt_tokens: int = 0
     """Length of the prompt, with the tokens shared with a branch point."""
+    shared_token_ids: tuple[int, ...] = ()
+    """Those shared tokens: with them the request can be submitted again without the branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +262,8 @@ class SchedulerStatus:
     """Why not ready, for people; empty when ready."""
     model: ModelInfo | None
     """None until a worker has told it."""
+    is_draining: bool = False
+    """It ends what it can, and wants no new requests; what is left when the stream ends is for the next scheduler."""
     pool_id: str = ""
     """The block pool that it serves."""
     epoch: int = 0
