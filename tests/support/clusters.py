@@ -55,6 +55,8 @@ class ServerSettings:
     max_model_len: int | None = None
     pipeline_depth: int = 2
     prefix_cache: bool = True
+    gateways: int = 1
+    redis: str | None = None
 
     def options(self, port: int) -> ServeOptions:
         common = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transport"}

@@ -117,6 +117,33 @@ def test_what_is_not_asked_for_is_left_to_the_services() -> None:
     assert worker.settings["OCTAVO_WORKER_LOG_LEVEL"] == "warning"
 
 
+def test_several_gateways_share_a_port_their_metrics_and_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServeOptions(gateways=3, redis="redis://r:1/0", tls_cert=Path("/c.pem"), tls_key=Path("/k.pem"))
+    gateways = service_processes(options, MODEL, RUN_DIR)[3:]
+    assert [gateway.name for gateway in gateways] == ["gateway-1", "gateway-2", "gateway-3"]
+    assert {gateway.settings["PROMETHEUS_MULTIPROC_DIR"] for gateway in gateways} == {"/run/octavo/metrics"}
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    config = config_of(gateways[2], GatewayConfig, monkeypatch)
+    assert isinstance(config, GatewayConfig)
+    assert config.reuse_port
+    assert str(config.limits_redis) == str(config.response_store_redis) == "redis://r:1/0"
+    assert (config.tls_cert, options.url) == (Path("/c.pem"), "https://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--gateways", "2"], "--redis"),
+        (["--gateways", "2", "--redis", "redis://r:1", "--local"], "--local"),
+        (["--tls-cert", __file__], "--tls-key"),
+    ],
+)
+def test_gateways_that_could_not_serve_as_one_are_refused(arguments: list[str], word: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert word in result.output
+
+
 def test_limits_that_contradict_each_other_are_refused() -> None:
     result = CliRunner().invoke(app, ["serve", "--max-num-seqs", "64", "--max-num-batched-tokens", "16"])
     assert result.exit_code == 2

@@ -140,7 +140,17 @@ class _Settings:
             )
         )
         self.gateway = GatewayConfig(
-            **_given(host=options.host, port=options.port, scheduler=scheduler, model=model.folder, drain_grace_s=1.5)
+            **_given(
+                host=options.host,
+                port=options.port,
+                scheduler=scheduler,
+                model=model.folder,
+                response_store_redis=options.redis,
+                limits_redis=options.redis,
+                tls_cert=options.tls_cert,
+                tls_key=options.tls_key,
+                drain_grace_s=1.5,
+            )
         )
 
 

@@ -13,7 +13,7 @@ from octavo.cli import certs, keys
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
-from octavo.cli.serve_options import Carrier, KvCacheDtype, Quantization, ServeOptions, check_limits
+from octavo.cli.serve_options import Carrier, KvCacheDtype, Quantization, ServeOptions, check_gateways, check_limits
 from octavo.common.logs import LogLevel
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -79,6 +79,15 @@ def serve(
     carrier: Annotated[
         Carrier, typer.Option(help="Between the processes: frames over Unix sockets, or gRPC streams over them.")
     ] = "frames",
+    gateways: Annotated[int, typer.Option(min=1, max=64, help="Gateway processes that serve the port together.")] = 1,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where gateways share stored responses and limits. Several need it."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Certificate (PEM), to serve HTTPS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Its key (PEM).")] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe line of the services that is shown.")] = "warning",
 ) -> None:
     """Serve a model at http://HOST:PORT/v1. Ctrl-C stops, a second Ctrl-C kills.
@@ -90,6 +99,7 @@ def serve(
 
     try:
         check_limits(max_num_seqs, max_num_batched_tokens)
+        check_gateways(gateways, redis, tls_cert, tls_key, is_local=local)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options = ServeOptions(
@@ -107,6 +117,10 @@ def serve(
         pipeline_depth=pipeline_depth,
         log_level=log_level,
         carrier=carrier,
+        gateways=gateways,
+        redis=redis,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     screen = Screen(Console(stderr=True))
     try:

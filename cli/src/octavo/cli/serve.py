@@ -21,7 +21,7 @@ from octavo.cli.models import PreparedModel
 from octavo.cli.readiness import wait_until_ready
 from octavo.cli.run_files import RunningServer, registered
 from octavo.cli.serve_options import ServeOptions
-from octavo.cli.service_processes import admin_address, service_processes
+from octavo.cli.service_processes import admin_address, metrics_dir, service_processes
 from octavo.cli.supervisor import ServiceGaveUpError, Supervisor
 from octavo.common import logs
 from octavo.common.links import Address
@@ -57,6 +57,7 @@ def check_port(host: str, port: int) -> None:
 def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
     """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     with _run_dir() as run_dir:
+        metrics_dir(run_dir).mkdir()
         addresses = {service: admin_address(run_dir, service) for service in ("kvmanager", "scheduler")}
         with registered(RunningServer(os.getpid(), options.url, **addresses)):
             return asyncio.run(_supervise(options, model, run_dir, screen))

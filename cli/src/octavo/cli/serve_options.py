@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from octavo.common.logs import LogLevel
@@ -19,6 +20,18 @@ def check_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None) -
             f"--max-num-batched-tokens ({max_num_batched_tokens}) must be at least --max-num-seqs ({max_num_seqs}): "
             "each sequence decodes one token a step"
         )
+
+
+def check_gateways(
+    gateways: int, redis: str | None, tls_cert: Path | None, tls_key: Path | None, *, is_local: bool
+) -> None:
+    """Raises ValueError if so many gateways could not serve as one, or HTTPS lacks a half."""
+    if gateways > 1 and is_local:
+        raise ValueError("--gateways goes with processes of their own, not with --local")
+    if gateways > 1 and redis is None:
+        raise ValueError(f"--gateways {gateways} needs --redis URL: stored responses and limits are shared there")
+    if (tls_cert is None) != (tls_key is None):
+        raise ValueError("--tls-cert and --tls-key go together")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +62,16 @@ class ServeOptions:
     log_level: LogLevel = "warning"
     carrier: Carrier = "frames"
     """How messages travel between the processes."""
+    gateways: int = 1
+    """Gateway processes on the one port."""
+    redis: str | None = None
+    """Where gateways keep what they share."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
     @property
     def url(self) -> str:
         """Where the gateway answers, as a client on this machine writes it."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "") else "::1" if self.host == "::" else self.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.tls_cert else "http"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"

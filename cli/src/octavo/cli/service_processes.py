@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -94,10 +94,28 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "scheduler": stream_address("scheduler"),
             "scheduler_admin": Address.parse(admin_address(run_dir, "scheduler")).grpc_target,
             "model": model.folder,
+            "response_store_redis": options.redis,
+            "limits_redis": options.redis,
+            "tls_cert": options.tls_cert,
+            "tls_key": options.tls_key,
         },
         drain_s=1.5,
     )
-    return [kvmanager, worker, scheduler, gateway]
+    return [kvmanager, worker, scheduler, *_copies(gateway, options.gateways, run_dir)]
+
+
+def metrics_dir(run_dir: Path) -> Path:
+    """Where several gateways count together; it has to be there before they start."""
+    return run_dir / "metrics"
+
+
+def _copies(gateway: ServiceProcess, number: int, run_dir: Path) -> list[ServiceProcess]:
+    """Gateways that serve as one."""
+    if number == 1:
+        return [gateway]
+    shared = {"OCTAVO_GATEWAY_REUSE_PORT": "true", "PROMETHEUS_MULTIPROC_DIR": str(metrics_dir(run_dir))}
+    settings = {**gateway.settings, **shared}
+    return [replace(gateway, name=f"gateway-{index + 1}", settings=settings) for index in range(number)]
 
 
 def _process(

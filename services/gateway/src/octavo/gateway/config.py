@@ -31,6 +31,9 @@ class GatewayConfig(ServiceConfig):
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port that HTTP is served on; 0 takes a free one."""
 
+    reuse_port: bool = False
+    """Listen beside other gateways on the same port; the kernel spreads connections over them."""
+
     tls_cert: Path | None = None
     """PEM file with the certificate for HTTPS, and those between it and the root; unset serves plain HTTP."""
 
@@ -71,7 +74,7 @@ class GatewayConfig(ServiceConfig):
     """Seconds for which a client may take nothing of what is sent to it; then its connection is cut."""
 
     default_timeout_s: float | None = Field(default=None, gt=0)
-    """Seconds until a request without a `timeout` ends with 504; unset: no such end."""
+    """Seconds until a request without a `timeout` ends with 408; unset: no such end."""
 
     max_timeout_s: float = Field(default=86400.0, gt=0)
     """Longest `timeout` of a request."""

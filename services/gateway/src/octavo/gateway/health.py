@@ -37,7 +37,7 @@ def router(client: SchedulerClient, admin: SchedulerAdmin | None) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        exposition = prometheus_client.generate_latest()
+        exposition = metrics.exposition()
         if admin is not None:
             exposition = metrics.merged(exposition, await admin.metrics())
         return Response(exposition, media_type=prometheus_client.CONTENT_TYPE_LATEST)

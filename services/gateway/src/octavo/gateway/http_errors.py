@@ -87,7 +87,7 @@ ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
     UnknownModelError: ErrorKind(404, _INVALID, "model_not_found"),
     UnknownResponseError: ErrorKind(404, _INVALID, "response_not_found"),
     QueueFullError: ErrorKind(429, "rate_limit_error", "queue_full", is_retryable=True),
-    DeadlineExceededError: ErrorKind(504, "timeout_error", "deadline_exceeded", is_final=True),
+    DeadlineExceededError: ErrorKind(408, "timeout_error", "deadline_exceeded", is_final=True),
     NotReadyError: _UNAVAILABLE,
     OverloadedLinkError: _UNAVAILABLE,
     LinkClosedError: _UNAVAILABLE,
@@ -157,7 +157,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    504: "timeout_error",
+    408: "timeout_error",
 }
 ANTHROPIC_PATHS = "/v1/messages"
 """Where errors have Anthropic's shape."""

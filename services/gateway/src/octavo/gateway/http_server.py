@@ -34,7 +34,9 @@ class _Server(uvicorn.Server):
 def listen_http(config: GatewayConfig) -> socket.socket:
     """The listening socket, bound before anything starts. Raises OSError if the address is taken."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    listening = socket.create_server(
+        (config.host, config.port), family=family, backlog=2048, reuse_port=config.reuse_port
+    )
     listening.setblocking(False)
     # Connections inherit it: one that takes nothing of what is sent is cut by the kernel.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.stalled_client_timeout_s * 1000))

@@ -8,8 +8,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.gateway.http_errors import RETRY_AFTER_S, RefusedError, report
 
-_BODY_HEADERS = (b"content-length", b"transfer-encoding")
-
 
 class IntakeMiddleware:
     """Owns the count of bytes of bodies whose answers have not begun."""
@@ -23,8 +21,7 @@ class IntakeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_expected = any(name in _BODY_HEADERS for name, _ in scope["headers"])
-        body = _Body(is_expected, asyncio.get_running_loop().time() + self._timeout_s)
+        body = _Body(asyncio.get_running_loop().time() + self._timeout_s)
 
         async def receive_in_time() -> Message:
             return await receive() if body.is_complete else await self._receive(body, receive)
@@ -32,8 +29,6 @@ class IntakeMiddleware:
         async def send_and_let_go(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._let_go(body)
-                if body.is_expected and not body.is_complete:  # the rest of it is not waited for
-                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
         try:
@@ -48,7 +43,8 @@ class IntakeMiddleware:
                 message = await receive()
         except TimeoutError:
             text = f"the body has not come within {self._timeout_s:g} s"
-            raise RefusedError(report(408, text, "invalid_request_error", None, "body_timeout")) from None
+            headers = {"connection": "close"}  # the rest is not waited for
+            raise RefusedError(report(408, text, "invalid_request_error", None, "body_timeout", headers)) from None
         if message["type"] == "http.request":
             num_bytes = len(message.get("body", b""))
             body.num_bytes += num_bytes
@@ -66,10 +62,10 @@ class IntakeMiddleware:
 
 
 class _Body:
-    __slots__ = ("deadline_s", "is_complete", "is_expected", "num_bytes")
+    __slots__ = ("deadline_s", "is_complete", "num_bytes")
 
-    def __init__(self, is_expected: bool, deadline_s: float) -> None:
-        self.is_expected, self.deadline_s = is_expected, deadline_s
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
         self.is_complete = False
         self.num_bytes = 0
         """That this body has in the count."""

@@ -9,6 +9,7 @@ from octavo.common.codecs import GENERATE
 from octavo.common.links import connect
 from octavo.common.operations_http import operations_http
 from octavo.common.runtime import Stop, run
+from octavo.gateway import metrics
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import UnsupportedDecoderError
@@ -24,6 +25,8 @@ def main() -> None:
     except (FileNotFoundError, UnsupportedDecoderError) as error:
         print(f"octavo-gateway: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+    metrics.forget_dead_processes()
 
     async def serve(stop: Stop) -> None:
         client = SchedulerClient(

@@ -1,13 +1,17 @@
-"""The gateway's metrics. One set per process, in the default registry."""
+"""The gateway's metrics: one set per process, or one of all gateway processes that share `PROMETHEUS_MULTIPROC_DIR`."""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_LATENCIES_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -41,8 +45,21 @@ class EventHistogram:
         yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)
 
 
+class SharedEventHistogram(Histogram):
+    """The same where several processes count together, in files."""
+
+    def observe(self, amount: float, count: int = 1) -> None:  # type: ignore[override]
+        """Count `count` events of this value."""
+        for _ in range(count):
+            super().observe(amount)
+
+
+_SHARED_DIR = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+
 HTTP_REQUESTS = Counter("octavo_http_requests", "Answered HTTP requests.", ["route", "status"])
-OPEN_GENERATIONS = Gauge("octavo_open_generations", "Client requests that are being generated.")
+OPEN_GENERATIONS = Gauge(
+    "octavo_open_generations", "Client requests that are being generated.", multiprocess_mode="livesum"
+)
 CLIENT_DISCONNECTS = Counter("octavo_client_disconnects", "Clients that left before the end of their answer.")
 RESUBMITTED_REQUESTS = Counter(
     "octavo_resubmitted_requests", "Prompts that were submitted to another scheduler after theirs was lost."
@@ -56,10 +73,28 @@ LIMITER_FALLBACKS = Counter(
     "octavo_limiter_fallbacks", "Calls of the shared limits that Redis did not answer; counted by the gateway alone."
 )
 TTFT_SECONDS = Histogram("octavo_ttft_seconds", "Request received to first token.", buckets=_LATENCIES_S)
-INTER_TOKEN_LATENCY_SECONDS = EventHistogram(
-    "octavo_inter_token_latency_seconds", "Time between two tokens of one choice.", _TOKEN_LATENCIES_S
+INTER_TOKEN_LATENCY_SECONDS = (SharedEventHistogram if _SHARED_DIR else EventHistogram)(
+    "octavo_inter_token_latency_seconds", "Time between two tokens of one choice.", buckets=_TOKEN_LATENCIES_S
 )
 REQUEST_SECONDS = Histogram("octavo_request_seconds", "Request received to end of the answer.", buckets=_LATENCIES_S)
+
+
+def exposition() -> bytes:
+    """All of them, as Prometheus reads it."""
+    if not _SHARED_DIR:
+        return generate_latest()
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, _SHARED_DIR)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+def forget_dead_processes() -> None:
+    """What counts the present of gateways that died no longer counts; what they counted up stays."""
+    for file in Path(_SHARED_DIR).glob("gauge_live*_*.db") if _SHARED_DIR else ():
+        pid = int(file.stem.rpartition("_")[2])
+        with suppress(FileNotFoundError):  # another gateway does the same
+            if not Path(f"/proc/{pid}").exists():
+                mark_process_dead(pid, _SHARED_DIR)  # type: ignore[no-untyped-call]
 
 
 def merged(own: bytes, other: bytes) -> bytes:

@@ -18,12 +18,11 @@ _ERRORS = {
     401: "No API key was sent, or one that is not known.",
     403: "The API key does not allow this.",
     404: "There is no such model, response or route.",
-    408: "The body has not come in time.",
+    408: "The body has not come in time, or the request has not ended within its `timeout`.",
     413: "The body is too large.",
     429: "Too much is waiting; try again later.",
     500: "The server failed.",
     503: "The server cannot answer now; try again later.",
-    504: "The request has not ended within its `timeout`.",
 }
 
 _bodies: dict[str, type[BaseModel]] = {}
