@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.common.codecs.arrays import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32, unpack_int64
+from octavo.common.codecs.arrays import (
+    pack_float32,
+    pack_float64,
+    pack_int32,
+    pack_int64,
+    unpack_float32,
+    unpack_float64,
+    unpack_int32,
+    unpack_int64,
+)
 from octavo.common.codecs.generation import GENERATE
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.codecs.step import WORKER_STEPS
@@ -468,6 +477,7 @@ def test_arrays_survive(int32s: list[int], int64s: list[int], float32s: list[flo
     assert unpack_int32(pack_int32(int32s)) == int32s
     assert unpack_int64(pack_int64(int64s)) == int64s
     assert unpack_float32(pack_float32(float32s)) == float32s
+    assert unpack_float64(pack_float64(float32s)) == float32s
 
 
 def test_arrays_are_little_endian() -> None:

@@ -93,6 +93,7 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "port": options.port,
             "scheduler": stream_address("scheduler"),
             "scheduler_admin": Address.parse(admin_address(run_dir, "scheduler")).grpc_target,
+            "kvmanager_admin": Address.parse(admin_address(run_dir, "kvmanager")).grpc_target,
             "model": model.folder,
             "response_store_redis": options.redis,
             "limits_redis": options.redis,

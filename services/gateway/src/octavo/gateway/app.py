@@ -24,6 +24,7 @@ from octavo.gateway import (
     models,
     responses,
     tokenizer_routes,
+    ui_routes,
 )
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
@@ -31,7 +32,9 @@ from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
 from octavo.gateway.intake import IntakeMiddleware
 from octavo.gateway.key_sources import KeyRing, key_source
+from octavo.gateway.live_hub import LiveHub
 from octavo.gateway.openapi import describe, errors
+from octavo.gateway.operator_access import OperatorAccess
 from octavo.gateway.rate_limits import Limiter, MemoryLimiter
 from octavo.gateway.redis_rate_limits import RedisLimiter
 from octavo.gateway.redis_response_store import RedisResponseStore
@@ -103,6 +106,11 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.include_router(models.router(client))
     app.include_router(explanations.router(config, client))
     app.include_router(health.router(client, admin))
+    if config.ui:
+        hub = LiveHub(
+            config.scheduler_admin, config.kvmanager_admin, config.ui_update_interval_s, lambda: client.refuses_work
+        )
+        app.include_router(ui_routes.router(client, admin, hub, OperatorAccess(config)))
     return app
 
 

@@ -25,6 +25,19 @@ class GatewayConfig(ServiceConfig):
     scheduler_admin: str | None = None
     """gRPC target (HOST:PORT or unix:PATH) of the scheduler's admin service, whose metrics /metrics shows as well."""
 
+    kvmanager_admin: str | None = None
+    """gRPC target (HOST:PORT or unix:PATH) of the KV manager, whose pool the web page shows."""
+
+    ui: bool = True
+    """Serve the web page at /ui."""
+
+    ui_update_interval_s: float = Field(default=0.25, ge=0.1, le=10)
+    """Seconds between two updates of the web page's live view."""
+
+    admin_key: SecretStr = SecretStr("")
+    """Key that the live view asks for, as `Authorization: Bearer KEY`. Without one, it is shown only on this machine,
+    and only if `host` is a loopback address."""
+
     host: str = "127.0.0.1"
     """Interface that HTTP is served on."""
 

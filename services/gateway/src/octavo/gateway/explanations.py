@@ -20,15 +20,19 @@ def router(config: GatewayConfig, client: SchedulerClient) -> APIRouter:
     async def explain_request(request: Request, request_id: str) -> Response:
         """Why a request waited, missed the prefix cache or was preempted; by its x-request-id or its answer's id."""
         salt = salt_of(config, account_of(request.scope).tenant_name, None)
-        for known_as in _ids(request_id):
+        for known_as in ids_of(request_id):
             if explanation := await client.explain(known_as, salt):
                 return Response(explanation, media_type="application/json")
-        message = f"request {request_id!r} is unknown, or ended so long ago that it was forgotten"
-        raise FieldError("request_id", message, "request_not_found", status=404)
+        raise not_found(request_id)
 
     return routes
 
 
-def _ids(given: str) -> list[str]:
+def not_found(request_id: str) -> FieldError:
+    message = f"request {request_id!r} is unknown, or ended so long ago that it was forgotten"
+    return FieldError("request_id", message, "request_not_found", status=404)
+
+
+def ids_of(given: str) -> list[str]:
     """The id as given, and as it is without an answer's prefix."""
     return [given] if request_id_of(given) == given else [given, request_id_of(given)]

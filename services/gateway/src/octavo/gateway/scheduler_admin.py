@@ -1,13 +1,17 @@
-"""Reads the scheduler's metrics from its admin service."""
+"""Asks the scheduler what operators may know."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import grpc
 import structlog
 
+from octavo.common.errors import NotReadyError
 from octavo.common.links import TlsFiles, open_channel
 from octavo.v1 import admin_service_pb2 as pb
 from octavo.v1 import admin_service_pb2_grpc as pb_grpc
+from octavo.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -24,9 +28,7 @@ class SchedulerAdmin:
     async def metrics(self) -> bytes:
         """Its exposition, or nothing if it does not answer in time."""
         try:
-            if self._channel is None:
-                self._channel = open_channel(self._target, self._tls)
-            stub = pb_grpc.AdminServiceStub(self._channel)
+            stub = pb_grpc.AdminServiceStub(self._open_channel())
             response = await stub.GetMetrics(pb.GetMetricsRequest(), timeout=_TIMEOUT_S)
         except (OSError, grpc.aio.AioRpcError) as error:
             log.warning("scheduler metrics not read", error=_reason(error))
@@ -34,6 +36,28 @@ class SchedulerAdmin:
             return b""
         exposition: bytes = response.exposition
         return exposition
+
+    async def explain(self, request_id: str) -> bytes:
+        """Why a request waited, with what is withheld from clients; empty if it is unknown or forgotten.
+
+        Raises NotReadyError if the scheduler does not answer in time.
+        """
+        try:
+            stub: Any = scheduler_service_pb2_grpc.SchedulerServiceStub(self._open_channel())
+            asked = scheduler_service_pb2.ExplainRequestRequest(request_id=request_id)
+            response = await stub.ExplainRequest(asked, timeout=_TIMEOUT_S)
+        except (OSError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
+                return b""
+            await self.close()  # a new channel reads renewed certificates
+            raise NotReadyError(f"the scheduler does not answer: {_reason(error)}") from error
+        explanation: bytes = response.explanation
+        return explanation
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = open_channel(self._target, self._tls)
+        return self._channel
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

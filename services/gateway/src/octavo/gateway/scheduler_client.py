@@ -185,6 +185,11 @@ class SchedulerClient:
         return self._link is not None and self._status.model is not None and not self._status.is_draining
 
     @property
+    def refuses_work(self) -> bool:
+        """The gateway is about to end."""
+        return bool(self._refusal)
+
+    @property
     def model(self) -> ModelInfo | None:
         """The model that is served, or was last; None until a scheduler has told it."""
         return self._model

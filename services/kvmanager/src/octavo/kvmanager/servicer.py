@@ -15,6 +15,7 @@ from octavo.kvmanager.event_stream import Batch, follow
 from octavo.kvmanager.flush import FlushScope
 from octavo.kvmanager.inspection import ledger_violations, pool_map, prefix_nodes, tables_after
 from octavo.kvmanager.pool import Pool
+from octavo.kvmanager.pool_watch import PoolFrame, watch_pool
 from octavo.kvmanager.server import KvManagerServer
 from octavo.v1 import kvmanager_service_pb2 as pb
 
@@ -24,6 +25,10 @@ MAX_BLOCKS = 16_384
 """Blocks in one answer."""
 MAX_NODES = 2_048
 """Nodes of the prefix tree in one answer."""
+MAX_POOL_WATCHERS = 4
+"""Each costs a look at the whole pool."""
+_WATCH_INTERVAL_MS = (100, 250, 10_000)
+"""Least, default and most."""
 _WRITE_TIMEOUT_S = 10.0
 """For a watcher to take one batch."""
 
@@ -33,6 +38,7 @@ class KvManagerServicer:
 
     def __init__(self, server: KvManagerServer) -> None:
         self._server = server
+        self._num_pool_watchers = 0
 
     async def InspectPool(self, request: pb.InspectPoolRequest, context: Any) -> pb.InspectPoolResponse:
         """See kvmanager_service.proto."""
@@ -108,6 +114,24 @@ class KvManagerServicer:
             message = f"nothing was read for {_WRITE_TIMEOUT_S} s"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
+    async def WatchPool(self, request: pb.WatchPoolRequest, context: Any) -> None:
+        """See kvmanager_service.proto."""
+        pool_id = (await self._pool(request.pool_id, context)).pool_id
+        if self._num_pool_watchers >= MAX_POOL_WATCHERS:
+            message = f"{MAX_POOL_WATCHERS} watch already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        least, default, most = _WATCH_INTERVAL_MS
+        interval_ms = min(max(request.interval_ms or default, least), most)
+        self._num_pool_watchers += 1
+        try:
+            async for frame in watch_pool(lambda: self._server.find_pool(pool_id), interval_ms / 1000):
+                await asyncio.wait_for(context.write(_frame_to_proto(frame)), _WRITE_TIMEOUT_S)
+        except TimeoutError:
+            message = f"nothing was read for {_WRITE_TIMEOUT_S} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        finally:
+            self._num_pool_watchers -= 1
+
     async def FlushPrefixCache(self, request: pb.FlushPrefixCacheRequest, context: Any) -> pb.FlushPrefixCacheResponse:
         """See kvmanager_service.proto. On the event loop: 40 ms for a pool of 55,712 blocks."""
         pool = await self._pool(request.pool_id, context)
@@ -146,11 +170,14 @@ class KvManagerServicer:
             )
             for method, asked, answer in unary
         }
-        handlers["WatchEvents"] = grpc.unary_stream_rpc_method_handler(
-            self.WatchEvents,
-            request_deserializer=pb.WatchEventsRequest.FromString,
-            response_serializer=pb.EventBatch.SerializeToString,
-        )
+        streams: list[tuple[Any, Any, Any]] = [
+            (self.WatchEvents, pb.WatchEventsRequest, pb.EventBatch),
+            (self.WatchPool, pb.WatchPoolRequest, pb.PoolFrame),
+        ]
+        for method, asked, answer in streams:
+            handlers[method.__name__] = grpc.unary_stream_rpc_method_handler(
+                method, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
+            )
         service = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
@@ -171,4 +198,46 @@ def _batch_to_proto(batch: Batch) -> pb.EventBatch:
             )
             for event in batch.events
         ],
+    )
+
+
+def _frame_to_proto(frame: PoolFrame) -> pb.PoolFrame:
+    pool, stats, changed = frame.pool, frame.pool.stats, frame.blocks
+    return pb.PoolFrame(
+        pool_id=pool.pool_id,
+        life=pool.blocks.events.life,
+        is_first=frame.is_first,
+        has_more=frame.has_more,
+        num_blocks=pool.blocks.num_blocks,
+        block_size=pool.block_size,
+        counts=counts_to_proto(frame.counts),
+        num_sequences=len(pool.tables),
+        blocks=pb.BlockChanges(
+            block_ids=pack_int32(changed.block_ids),
+            states=bytes(changed.states),
+            ref_counts=pack_int32(changed.ref_counts),
+            generations=pack_int32(changed.generations),
+            parent_ids=pack_int32(changed.parent_ids),
+            parent_generations=pack_int32(changed.parent_generations),
+        ),
+        tables=[
+            pb.TableChange(
+                sequence_id=table.sequence_id,
+                num_kept_blocks=table.num_kept_blocks,
+                block_ids=pack_int32(table.block_ids),
+                num_known_tokens=table.num_known_tokens,
+                num_published_blocks=table.num_published_blocks,
+            )
+            for table in frame.tables
+        ],
+        gone_sequence_ids=pack_int64(frame.gone_sequence_ids),
+        totals=pb.PoolTotals(
+            prefix_lookup_tokens=stats.num_prefix_lookup_tokens,
+            prefix_hit_tokens=stats.num_prefix_hit_tokens,
+            host_hit_tokens=stats.num_host_hit_tokens,
+            evictions=stats.num_evictions,
+            sunk_blocks=stats.num_sunk_blocks,
+            swapped_out_blocks=stats.num_swapped_out_blocks,
+            swapped_in_blocks=stats.num_swapped_in_blocks,
+        ),
     )

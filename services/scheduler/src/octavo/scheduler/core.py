@@ -15,6 +15,8 @@ Pipeline      pipeline.py      launches steps
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.common.errors import MessageGapError, OctavoError
@@ -33,6 +35,7 @@ from octavo.scheduler.relief import Relief
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.requests import Requests
+from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.step_results import StepResults
 from octavo.scheduler.worker_pool import WorkerPool
@@ -69,7 +72,7 @@ class SchedulerCore:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.stats = SchedulerStats()
-        self.log = RequestLog(settings.num_explained_requests)
+        self.log = RequestLog(settings.num_explained_requests, self.stats.timeline)
         self.has_worker = self.has_kvmanager = True
         """Whether there is a link to it. Without a worker nothing is launched; without a KV manager decode goes on with
         the credits in hand and with recycled blocks, and nothing is admitted, preempted or told."""
@@ -105,6 +108,14 @@ class SchedulerCore:
     @property
     def num_swapped(self) -> int:
         return sum(1 for _ in self._life.pool.swapping) if self._life else 0
+
+    def present(self) -> tuple[list[Sequence], list[Sequence], Iterator[Sequence]]:
+        """Sequences that run, that are swapped, and that wait; the latter roughly in the order of the line."""
+        life = self._life
+        if life is None:
+            return [], [], iter(self._places.waiting)
+        waiting = itertools.chain(life.admissions.asking, life.forks.asking, self._places.waiting)
+        return list(life.pool.running.values()), list(life.pool.swapping), waiting
 
     @property
     def load(self) -> SchedulerLoad:
@@ -289,6 +300,7 @@ class SchedulerCore:
         if self.num_waiting:
             self.log.head_waits(self._places.waiting.peek(), self._why_head_waits())
         self.log.settle(now)
+        self.stats.timeline.settle(now)
         return outbox
 
     def _take_kv_request(self, life: PoolLife, *, is_idle: bool) -> KvRequest | None:

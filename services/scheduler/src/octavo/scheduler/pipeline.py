@@ -13,6 +13,7 @@ from octavo.scheduler.relief import Relief
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.sharing_groups import SharingGroups
 from octavo.scheduler.stats import SchedulerStats
+from octavo.scheduler.timeline import Stall
 from octavo.scheduler.worker_pool import WorkerPool
 
 
@@ -112,6 +113,7 @@ class Pipeline:
             return
         if self._stall_cause is not None:
             self._stats.stall_s[self._stall_cause] += now - self._stall_began
+            self._stats.timeline.stalls.append(Stall(self._stall_began, now, self._stall_cause))
         if cause is not None:
             self._stats.num_stalls[cause] += 1
             self._stall_began = now

@@ -20,6 +20,7 @@ from octavo.scheduler.request_records import (
     WaitCause,
 )
 from octavo.scheduler.sequence import Request, Sequence
+from octavo.scheduler.timeline import EndedRequest, Timeline
 
 MAX_SEQUENCES = 64
 """Sequences of one request whose records are kept after they have ended."""
@@ -33,7 +34,8 @@ class RequestLog:
     What happened is dated by the next `settle`, which the core calls after every event.
     """
 
-    def __init__(self, num_ended_kept: int) -> None:
+    def __init__(self, num_ended_kept: int, timeline: Timeline) -> None:
+        """`timeline`: told of requests that have ended."""
         self.wait_s = dict.fromkeys(WaitCause, 0.0)
         """Waits that are over, of all sequences, in seconds."""
         self.prefix_blocks = dict.fromkeys(BLOCK_OUTCOMES, 0)
@@ -44,6 +46,7 @@ class RequestLog:
         """Tokens that preempted sequences computed a second time."""
         self.preemption_cost_s = {"recompute": 0.0, "swap": 0.0}
         """What is known of the cost of preemptions, by kind."""
+        self._timeline = timeline
         self._num_ended_kept = num_ended_kept
         self._by_id: dict[str, RequestRecord] = {}
         """Of several requests of one id, the last."""
@@ -65,6 +68,11 @@ class RequestLog:
         while part := self._by_id.get(f"{request_id}-{len(parts)}"):
             parts.append(part)
         return parts
+
+    def waits_for(self, sequence_id: int) -> WaitCause | None:
+        """Why the sequence is not running; None if it is, or is not known."""
+        own = self._sequences.get(sequence_id)
+        return None if own is None else own.waits_for
 
     # What happens.
 
@@ -121,7 +129,7 @@ class RequestLog:
 
     def choice_ended(self, sequence: Sequence, reason: FinishReason, *, goes_on: bool) -> None:
         """`goes_on`: its sequence still computes the prompt, for the other choices."""
-        self._note(self._choice_ended, sequence.sequence_id, reason, goes_on)
+        self._note(self._choice_ended, sequence.sequence_id, sequence.num_output_tokens, reason, goes_on)
 
     def dropped(self, sequence: Sequence) -> None:
         """A beam that none of the next ones continues."""
@@ -268,8 +276,11 @@ class RequestLog:
         if own.preemptions and own.preemptions[-1].back_at is None:
             own.preemptions[-1].back_at = now
 
-    def _choice_ended(self, now: float, sequence_id: int, reason: FinishReason, goes_on: bool) -> None:
+    def _choice_ended(
+        self, now: float, sequence_id: int, num_output_tokens: int, reason: FinishReason, goes_on: bool
+    ) -> None:
         if own := self._alive(sequence_id):
+            own.request.num_output_tokens += num_output_tokens
             own.finish_reason = reason.name.lower()
             if not goes_on:
                 self._end(own, now)
@@ -294,6 +305,18 @@ class RequestLog:
         record.ended_at = now
         if error is not None:
             record.error = (error.reason, error.message)
+        first_at = record.first_token_at
+        self._timeline.ended.append(
+            EndedRequest(
+                record.request_id,
+                now,
+                None if first_at is None else first_at - record.arrived_at,
+                0.0 if first_at is None else now - first_at,
+                record.num_output_tokens,
+                record.num_choices,
+                error is not None,
+            )
+        )
         self._keep_ended(record)
 
     def _keep_ended(self, record: RequestRecord) -> None:

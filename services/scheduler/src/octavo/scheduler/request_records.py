@@ -153,6 +153,8 @@ class RequestRecord:
     num_choices: int
     arrived_at: float
     sequences: list[SequenceRecord] = field(default_factory=list)
+    num_output_tokens: int = 0
+    """Of choices that have ended."""
     num_unlisted: int = 0
     """Sequences beyond those of `sequences`."""
     unlisted: dict[int, SequenceRecord] = field(default_factory=dict)

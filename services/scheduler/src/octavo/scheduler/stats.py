@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.scheduler.timeline import Timeline
+
 
 @dataclass(slots=True)
 class SchedulerStats:
@@ -44,3 +46,5 @@ class SchedulerStats:
     stall_s: dict[str, float] = field(default_factory=lambda: {"credits": 0.0, "admission": 0.0, "swap": 0.0})
     """Time in which the pipeline had room and nothing could be launched because of the KV manager, by cause."""
     num_stalls: dict[str, int] = field(default_factory=lambda: {"credits": 0, "admission": 0, "swap": 0})
+    timeline: Timeline = field(default_factory=Timeline)
+    """The last of what is counted here, one by one."""

@@ -18,6 +18,7 @@ from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.requests import Requests
 from octavo.scheduler.sequence import Sequence, SequenceState
 from octavo.scheduler.stats import SchedulerStats
+from octavo.scheduler.timeline import Step
 from octavo.scheduler.worker_pool import WorkerPool
 
 _NEVER_FULL = 2**62
@@ -59,6 +60,18 @@ class StepResults:
         self._stats.num_steps += 1
         self._stats.worker_busy_s += result.compute_us * 1e-6
         self._stats.worker_idle_s += result.idle_us * 1e-6
+        self._stats.timeline.step_is_back(
+            Step(
+                step.step_id,
+                step.launched_at,
+                0.0,
+                result.compute_us,
+                result.idle_us,
+                len(step.rows),
+                step.num_tokens,
+                step.num_prefill_tokens,
+            )
+        )
         if result.finished_transfers or step.num_prefill_tokens:
             self._take_measures(step, result)
         num_decodes = len(step.decodes or ())  # in the first rows of the plan, and none of them computes a prompt

@@ -59,3 +59,11 @@ def pack_float32(values: Collection[float]) -> bytes:
 
 def unpack_float32(data: bytes) -> list[float]:
     return _unpack("f", data)
+
+
+def pack_float64(values: Iterable[float]) -> bytes:
+    return _pack("d", values)
+
+
+def unpack_float64(data: bytes) -> list[float]:
+    return _unpack("d", data)
