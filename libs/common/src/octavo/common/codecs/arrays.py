@@ -61,8 +61,8 @@ def unpack_float32(data: bytes) -> list[float]:
     return _unpack("f", data)
 
 
-def pack_float64(values: Iterable[float]) -> bytes:
-    return _pack("d", values)
+def pack_float64(values: Collection[float]) -> bytes:
+    return _bytes(array("d", values)) if values else b""
 
 
 def unpack_float64(data: bytes) -> list[float]:
