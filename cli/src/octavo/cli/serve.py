@@ -171,6 +171,7 @@ def greeting_text(url: str, model_name: str) -> str:
             f"Octavo serves {model_name} at {url}",
             f"  try      curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}",
             f"  chat     octavo chat --url {url}",
+            f"  page     {url}/ui",
             f"  docs     {url}/docs",
             f"  metrics  {url}/metrics",
             "  stop     Ctrl-C",

@@ -107,10 +107,9 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.include_router(explanations.router(config, client))
     app.include_router(health.router(client, admin))
     if config.ui:
-        hub = LiveHub(
-            config.scheduler_admin, config.kvmanager_admin, config.ui_update_interval_s, lambda: client.refuses_work
-        )
-        app.include_router(ui_routes.router(client, admin, hub, OperatorAccess(config)))
+        hub = LiveHub(config, is_closing=lambda: client.refuses_work)
+        access = OperatorAccess(config, asks_for_api_keys=ring is not None)
+        app.include_router(ui_routes.router(client, admin, hub, access))
     return app
 
 

@@ -12,6 +12,9 @@ import grpc
 import structlog
 
 from octavo.common.errors import QueueFullError
+from octavo.common.links import open_channel
+from octavo.common.links.grpc_stream import CHANNEL_OPTIONS
+from octavo.gateway.config import GatewayConfig
 from octavo.gateway.live_activity import LiveActivity
 from octavo.gateway.live_frames import compressed, json_frame
 from octavo.gateway.live_pool import LivePool
@@ -64,16 +67,11 @@ class _Watcher:
 class LiveHub:
     """Frames of the live view (`live_frames.py`) for each watcher: everything first, then what changes."""
 
-    def __init__(
-        self,
-        scheduler_target: str | None,
-        kvmanager_target: str | None,
-        interval_s: float,
-        is_closing: Callable[[], bool],
-    ) -> None:
-        """gRPC targets; None: that service is not shown. Streams end soon after `is_closing` has become true."""
-        self._targets = {"scheduler": scheduler_target, "kvmanager": kvmanager_target}
-        self._interval_ms = round(interval_s * 1000)
+    def __init__(self, config: GatewayConfig, is_closing: Callable[[], bool]) -> None:
+        """Streams end soon after `is_closing` has become true."""
+        self._targets = {"scheduler": config.scheduler_admin, "kvmanager": config.kvmanager_admin}
+        self._tls = config.link_tls
+        self._interval_ms = round(config.ui_update_interval_s * 1000)
         self._is_closing = is_closing
         self._views: dict[str, LiveActivity | LivePool] = {"scheduler": LiveActivity(), "kvmanager": LivePool()}
         self._absences: dict[str, str] = {}
@@ -125,19 +123,21 @@ class LiveHub:
         if target is None:
             self._is_away(service, f"the gateway was not told where: OCTAVO_GATEWAY_{service.upper()}_ADMIN is unset")
             return
-        async with grpc.aio.insecure_channel(target) as channel:
-            while True:
-                self._views[service].forget()
-                try:
+        while True:
+            self._views[service].forget()
+            try:
+                async with open_channel(target, self._tls, CHANNEL_OPTIONS) as channel:
                     async for frame in self._stream(service, channel):
                         self._absences.pop(service, None)
                         self._tell(self._views[service].take(frame))
-                except grpc.aio.AioRpcError as error:
-                    self._is_away(service, error.details() or error.code().name)
-                except Exception as error:
-                    log.exception("live view failed", service=service)
-                    self._is_away(service, type(error).__name__)
-                await asyncio.sleep(_RETRY_S)
+            except grpc.aio.AioRpcError as error:
+                self._is_away(service, error.details() or error.code().name)
+            except OSError as error:
+                self._is_away(service, str(error))
+            except Exception as error:
+                log.exception("live view failed", service=service)
+                self._is_away(service, type(error).__name__)
+            await asyncio.sleep(_RETRY_S)
 
     def _stream(self, service: str, channel: grpc.aio.Channel) -> Any:
         if service == "scheduler":
