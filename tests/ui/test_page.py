@@ -207,7 +207,7 @@ def test_the_live_view_asks_for_the_admin_key(browser: Browser, tmp_path_factory
     ):
         expect(page.locator("#live-notice")).to_contain_text("needs the admin key")
         page.get_by_role("button", name="Keys").click()
-        page.get_by_label("Operator’s key, for the live view").fill("s3cret")
+        page.get_by_label("Operator's key, for the live view").fill("s3cret")
         page.keyboard.press("Enter")
         expect(page.locator("#pool-about")).to_have_text("64 blocks of 16 tokens")
         expect(page.locator("#live-notice")).to_be_hidden()

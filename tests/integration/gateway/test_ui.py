@@ -153,7 +153,7 @@ async def test_without_a_key_only_this_machine_may_look(tmp_path: Path) -> None:
         assert "OCTAVO_GATEWAY_ADMIN_KEY" in foreign.json()["error"]["message"]
         for host in ("localhost:8000", "[::1]:8000", "127.0.0.1"):
             assert (await gateway.http.get("/ui/api/requests/x/why", headers={"host": host})).status_code == 404
-    async with running_gateway(says("hi"), host="0.0.0.0") as gateway:
+    async with running_gateway(says("hi"), host="0.0.0.0", scheduler_admin="unused:1") as gateway:
         assert (await gateway.http.get("/ui/api/requests/x/why")).status_code == 403
 
 

@@ -109,7 +109,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     if config.ui:
         hub = LiveHub(config, is_closing=lambda: client.refuses_work)
         access = OperatorAccess(config, asks_for_api_keys=ring is not None)
-        app.include_router(ui_routes.router(client, admin, hub, access))
+        app.include_router(ui_routes.router(admin, hub, access))
     return app
 
 

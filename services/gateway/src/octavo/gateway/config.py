@@ -35,8 +35,8 @@ class GatewayConfig(ServiceConfig):
     """Seconds between two updates of the web page's live view."""
 
     admin_key: SecretStr = SecretStr("")
-    """Key that the live view asks for, as `Authorization: Bearer KEY`, where no API keys are asked for; else an operator's
-    is needed. Without either it is shown only on this machine, and only if `host` is a loopback address."""
+    """Key that the live view asks for, as `Authorization: Bearer KEY`, where no API keys are asked for; else an
+    operator's is needed. Without either it is shown only on this machine, and only if `host` is a loopback address."""
 
     host: str = "127.0.0.1"
     """Interface that HTTP is served on."""

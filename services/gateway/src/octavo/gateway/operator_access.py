@@ -13,9 +13,9 @@ from octavo.gateway.http_errors import RefusedError, report
 
 
 class OperatorAccess:
-    """Where API keys are asked for, operators, of whom `TenancyMiddleware` makes sure. Else, with an `admin_key`, whoever
-    shows it. Without one, whoever calls a gateway that listens on this machine alone by a name of this machine, so that
-    neither a proxy nor a foreign page that was given this address gets in."""
+    """Where API keys are asked for, operators, of whom `TenancyMiddleware` makes sure. Else, with an `admin_key`,
+    whoever shows it. Without one, whoever calls a gateway that listens on this machine alone by a name of this machine,
+    so that neither a proxy nor a foreign page that was given this address gets in."""
 
     def __init__(self, config: GatewayConfig, *, asks_for_api_keys: bool) -> None:
         self._asks_for_api_keys = asks_for_api_keys

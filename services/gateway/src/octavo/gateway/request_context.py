@@ -19,7 +19,6 @@ from octavo.gateway.request_account import account_of
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
-<<<<<<< HEAD
 EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
@@ -28,10 +27,7 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
 """Headers of answers that scripts of other origins may read."""
-_QUIET_PATHS = ("/health/", "/metrics")
-=======
 _QUIET_PATHS = ("/health/", "/metrics", "/ui")
->>>>>>> 35dffb3 (Serve a web page at /ui: a playground, and a live view of the cache)
 
 
 class RequestContextMiddleware:

@@ -15,7 +15,6 @@ from octavo.gateway.http_errors import FieldError
 from octavo.gateway.live_hub import LiveHub
 from octavo.gateway.operator_access import OperatorAccess
 from octavo.gateway.scheduler_admin import SchedulerAdmin
-from octavo.gateway.scheduler_client import SchedulerClient
 
 _MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -61,7 +60,7 @@ def _files_below(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]
     return found
 
 
-def router(client: SchedulerClient, admin: SchedulerAdmin | None, hub: LiveHub, access: OperatorAccess) -> APIRouter:
+def router(admin: SchedulerAdmin | None, hub: LiveHub, access: OperatorAccess) -> APIRouter:
     """The routes. Anybody may load the page; what the server holds is shown to operators."""
     routes = APIRouter(include_in_schema=False)
     page = page_files()
@@ -82,9 +81,10 @@ def router(client: SchedulerClient, admin: SchedulerAdmin | None, hub: LiveHub, 
     @routes.get("/ui/api/requests/{request_id:path}/why")
     async def explain_to_operator(request: Request, request_id: str) -> Response:
         access.check(request)
-        ask = admin.explain if admin is not None else client.explain
+        if admin is None:
+            raise FieldError(None, "the gateway was not told where to ask: scheduler_admin is unset", status=404)
         for known_as in ids_of(request_id):
-            if explanation := await ask(known_as):
+            if explanation := await admin.explain(known_as):
                 return Response(explanation, media_type="application/json", headers={"cache-control": "no-store"})
         raise not_found(request_id)
 

@@ -50,7 +50,7 @@ export class WhyPanel {
 async function explain(requestId) {
   const id = encodeURIComponent(requestId);
   let response = await fetch(`api/requests/${id}/why`, { headers: authorization("admin") });
-  if (response.status === 401 || response.status === 403) {
+  if (!response.ok) {
     response = await fetch(`/v1/requests/${id}/why`, { headers: authorization("api") });
   }
   if (!response.ok) throw new Error(await refusal(response));
