@@ -17,8 +17,8 @@ from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
-from octavo.worker.model_runner import Runner
 from octavo.worker.models.model_folder import open_model
+from octavo.worker.runner import Runner
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
 from support.small_tokenizer import byte_level_json, byte_level_tokenizer
 from support.tiny_models import ARCHITECTURES, OF_TRANSFORMERS, prompt_of, save_tiny_model

@@ -12,8 +12,8 @@ from octavo.common.errors import StaleBlockError
 from octavo.common.messages.kv import BlockCopy, Transfer, TransferDirection
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.model_runner import LaunchedStep, Runner
 from octavo.worker.models.weights import load_decoder
+from octavo.worker.runner import LaunchedStep, Runner
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, make_runner
 from support.tiny_models import prompt_of, save_tiny_model
 

@@ -11,7 +11,7 @@ from octavo.common.messages.step import OpenSlot, SlotRules, StepPlan
 from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.gpu_batch import GpuBatch
 from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
-from octavo.worker.input_batch import StepLimits
+from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array
 
 VOCAB_SIZE = 24

@@ -15,8 +15,9 @@ from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
-from octavo.worker.model_runner import ModelRunner, StepSamples
+from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.model_folder import open_model
+from octavo.worker.runner import StepSamples
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96

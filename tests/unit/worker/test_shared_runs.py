@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from octavo.common.messages.step import SharingGroup, StepPlan, TableDelta
 from octavo.worker.block_tables import BlockTables
@@ -12,9 +11,9 @@ from octavo.worker.shared_runs import SharedRun, shared_runs
 
 @pytest.fixture
 def tables() -> BlockTables:
-    tables = BlockTables(num_slots=4, max_blocks_per_seq=8, num_blocks=32, device=torch.device("cpu"))
+    tables = BlockTables(num_slots=4, max_blocks_per_seq=8, num_blocks=32)
     rows = [(1, 2, 3, 10), (1, 2, 3, 11), (1, 2, 4, 12), (5, 6, 7, 13)]
-    tables.append([TableDelta(slot, 0, row, (1,) * 4) for slot, row in enumerate(rows)])
+    tables.append_on_host([TableDelta(slot, 0, row, (1,) * 4) for slot, row in enumerate(rows)])
     return tables
 
 

@@ -103,9 +103,7 @@ class Device:
     pool: Tensor
     transfers: BlockTransfers
     run: Callable[[Callable[[], None]], None]
-    tables: BlockTables = field(
-        default_factory=lambda: BlockTables(NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS, torch.device("cpu"))
-    )
+    tables: BlockTables = field(default_factory=lambda: BlockTables(NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS))
 
     def launch(self, plan: StepPlan, written: list[int], step: int) -> None:
         """The plan's copies, then a step that reads and writes the blocks of its live rows."""

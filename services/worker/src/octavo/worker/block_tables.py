@@ -1,4 +1,4 @@
-"""Owns the worker's mirror of the block tables: on the device for attention, on the host for checks."""
+"""Owns the worker's mirror of the block tables on the host, by which plans are checked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
 from octavo.common.messages.kv import BlockCopy
@@ -21,8 +19,7 @@ class BlockTables:
     an older one, or at a newer one while a table still lists it, is refused.
     """
 
-    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int, device: torch.device) -> None:
-        self.on_device = torch.zeros((num_slots, max_blocks_per_seq), dtype=torch.int32, device=device)
+    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int) -> None:
         self.on_host = np.zeros((num_slots, max_blocks_per_seq), dtype=np.int32)
         self.num_entries = [0] * num_slots
         self._generations = [-1] * num_blocks  # block_id |-> the last one seen, -1 for none
@@ -146,16 +143,8 @@ class BlockTables:
             self._num_listings[block_id] -= 1
         self.num_entries[slot] = 0
 
-    def append(self, deltas: Sequence[TableDelta]) -> None:
-        """Apply deltas that `check` has passed, on the host now and on the device in stream order."""
-        places, block_ids = self.append_on_host(deltas)
-        if places:
-            device = self.on_device.device
-            values = torch.tensor(block_ids, dtype=torch.int32).to(device)
-            self.on_device.view(-1).index_copy_(0, torch.tensor(places).to(device), values)
-
     def append_on_host(self, deltas: Sequence[TableDelta]) -> tuple[list[int], list[int]]:
-        """Apply deltas that `check` has passed on the host only.
+        """Apply deltas that `check` has passed.
 
         Returns the places, slot * max_blocks_per_seq + entry, and the block ids that the device must be given.
         """
@@ -172,7 +161,3 @@ class BlockTables:
                 self._generations[block_id] = generation
                 self._num_listings[block_id] += 1
         return places, block_ids
-
-    def of_rows(self, slots: Tensor, num_columns: int) -> Tensor:
-        """int32 [num_rows, num_columns]: the first entries of the slots' tables."""
-        return self.on_device[:, :num_columns].index_select(0, slots)

@@ -5,25 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.common.messages.kv import Transfer
 from octavo.worker import metrics
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedTransfers:
-    """Transfers that have ended since the last look."""
-
-    transfer_ids: list[int]
-    copy_us: int
-    """Time that their copies took."""
-
-
-NO_TRANSFERS = FinishedTransfers([], 0)
+from octavo.worker.runner import FinishedTransfers
 
 
 class BlockTransfers(ABC):

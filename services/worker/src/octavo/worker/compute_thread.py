@@ -13,7 +13,7 @@ from octavo.common.messages.step import StepPlan, StepRefused, StepResult
 from octavo.worker import metrics
 
 if TYPE_CHECKING:  # these import torch, which takes seconds; the service listens before
-    from octavo.worker.model_runner import LaunchedStep, StepSamples
+    from octavo.worker.runner import LaunchedStep, StepSamples
     from octavo.worker.worker_core import WorkerCore
 
 MAX_UINT32 = 2**32 - 1

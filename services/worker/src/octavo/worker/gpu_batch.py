@@ -11,11 +11,12 @@ from torch import Tensor
 
 from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items, spare_items
-from octavo.worker.input_batch import InputBatch, StepLimits
+from octavo.worker.input_batch import InputBatch
 from octavo.worker.kernels.paged_decode import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, DecodeRows
 from octavo.worker.kernels.paged_prefill import PrefillRows
 from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles
 from octavo.worker.kernels.sample import DrawColumns
+from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array
 
 SENT_NOTHING = -1

@@ -25,9 +25,8 @@ from octavo.worker.gpu_batch import (
     token_columns,
 )
 from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
-from octavo.worker.gpu_step import PendingLogprobs, StepResults
+from octavo.worker.gpu_step import PendingLogprobs, StepResults, StepWithTransfers
 from octavo.worker.grammars import Grammars
-from octavo.worker.input_batch import StepLimits
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
@@ -35,12 +34,14 @@ from octavo.worker.kernels.paged_prefix import PrefixTiles, members_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
-from octavo.worker.model_runner import LaunchedStep, Runner, StepWithTransfers
 from octavo.worker.models.gpu_decoder import GpuModel
 from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.weights import Progress
 from octavo.worker.plan_check import check_plan
-from octavo.worker.prompt_logprobs import ROWS_AT_ONCE, PendingPromptLogprobs, prompt_logprobs, prompt_parts
+from octavo.worker.prompt_logprobs import ROWS_AT_ONCE, PendingPromptLogprobs, prompt_logprobs
+from octavo.worker.prompt_parts import prompt_parts
+from octavo.worker.runner import LaunchedStep, Runner
+from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array, StepBuffer
 from octavo.worker.transfer_check import check_transfers, move_blocks
 
@@ -125,13 +126,13 @@ class GpuRunner(Runner):
         return 3 * limits.max_num_batched_tokens + rows + tiles + 9 * self._max_draws + 2 * MAX_TABLE_ENTRIES + 256
 
     def use_grammars(self, grammars: Grammars) -> None:
-        """See Runner."""
+        """Follow grammars; without, slots that have one are refused."""
         self._batch.grammars = grammars
 
     @property
     def num_open_slots(self) -> int:
         """See Runner."""
-        return sum(opened is not None for opened in self._batch.slots)
+        return self._batch.num_open
 
     @property
     def num_host_blocks(self) -> int:

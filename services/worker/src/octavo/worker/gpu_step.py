@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from octavo.common.messages.generation import TokenLogprobs
-from octavo.worker.model_runner import LaunchedStep, StepSamples
+from octavo.worker.block_transfers import BlockTransfers
 from octavo.worker.prompt_logprobs import PendingPromptLogprobs
+from octavo.worker.runner import LaunchedStep, StepSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +100,22 @@ class StepResults:
         step = GpuStep(self._began, ended, self._last_ended, token_ids, rows, logprobs, prompt)
         self._last_ended = ended
         return step
+
+
+@dataclass(frozen=True, slots=True)
+class StepWithTransfers(LaunchedStep):
+    """A step, and the transfers that have ended with it."""
+
+    step: LaunchedStep
+    transfers: BlockTransfers
+    waits: bool
+    """For all that have begun."""
+
+    def wait(self) -> StepSamples:
+        """See LaunchedStep."""
+        return replace(self.step.wait(), transfers=self.transfers.finished(wait=self.waits))
+
+    @property
+    def measured_s(self) -> tuple[float, float]:
+        """See LaunchedStep."""
+        return self.step.measured_s

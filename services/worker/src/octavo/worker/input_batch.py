@@ -10,27 +10,12 @@ from torch import Tensor
 
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
 from octavo.worker.attention import AttentionMetadata
-from octavo.worker.block_tables import BlockTables
+from octavo.worker.device_tables import DeviceTables
 from octavo.worker.grammars import Grammars
 from octavo.worker.logit_rules import LogitRules
 from octavo.worker.sampler import Draw
 from octavo.worker.shared_runs import shared_runs
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What a plan may not exceed."""
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-
-    @property
-    def max_blocks_per_seq(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+from octavo.worker.slots import Slots, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +30,29 @@ class StepInputs:
     draws: list[Draw]
 
 
-class InputBatch:
-    """The slots. Plans must have passed `check_plan` before `apply`."""
+class InputBatch(Slots):
+    """The slots, with what their rows are computed and sampled from."""
 
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
-        self.limits = limits
-        self.tables = BlockTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks, device)
-        self.slots: list[OpenSlot | None] = [None] * limits.max_num_seqs
-        self.has_sampled = [False] * limits.max_num_seqs
+        tables = DeviceTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks, device)
+        super().__init__(limits, tables)
+        self.tables: DeviceTables = tables
         self.rules: dict[int, LogitRules] = {}
         """Of the open slots that have any."""
         self.grammars: Grammars | None = None
         """None: slots with a grammar are refused."""
         self._last_sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device)
 
+    @property
+    def follows_grammars(self) -> bool:
+        """See Slots."""
+        return self.grammars is not None
+
     def reset(self) -> None:
-        """Close all slots and forget the pool's contents."""
-        self.slots = [None] * len(self.slots)
-        self.has_sampled = [False] * len(self.slots)
+        """See Slots."""
+        super().reset()
         for slot in list(self.rules):
             self._drop_rules(slot)
-        self.tables.reset()
 
     def apply(self, plan: StepPlan) -> None:
         """Closes, opens and table deltas, in this order; of copies only the generations."""
@@ -73,17 +60,13 @@ class InputBatch:
         self.tables.append(plan.table_deltas)
 
     def apply_slots(self, plan: StepPlan) -> None:
-        """Closes and opens only, and the generations of copies."""
+        """See Slots."""
+        super().apply_slots(plan)
         for slot in plan.closed_slots:
-            self.slots[slot] = None
             self._drop_rules(slot)
-            self.tables.clear(slot)
         for opened in plan.opened_slots:
-            self.slots[opened.slot] = opened
-            self.has_sampled[opened.slot] = False
             if opened.rules is not None:
                 self.rules[opened.slot] = self._new_rules(opened, opened.rules)
-        self.tables.note_copies(plan.copies)
         if any(rules.has_grammar for rules in self.rules.values()):
             self._tell_grammars(plan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -17,7 +18,7 @@ from octavo.worker.gpu_shortage import names_shortage
 from octavo.worker.grammars import Grammars
 from octavo.worker.kv_cache import KvCache, block_bytes, default_kv_cache_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.kv_scales import calibrate, kv_format
-from octavo.worker.model_runner import ModelRunner, Runner
+from octavo.worker.model_runner import ModelRunner
 from octavo.worker.models.causal_lm import CausalLm
 from octavo.worker.models.config import ModelConfig
 from octavo.worker.models.errors import ModelLoadError
@@ -25,6 +26,9 @@ from octavo.worker.models.fp8_linear import check_fp8_device
 from octavo.worker.models.model_folder import open_model
 from octavo.worker.step_sizes import StepSizes, default_sizes, step_sizes
 from octavo.worker.worker_core import ServedModel, WorkerCore
+
+if TYPE_CHECKING:  # imports triton
+    from octavo.worker.gpu_runner import GpuRunner
 
 log = structlog.get_logger()
 
@@ -98,7 +102,7 @@ def _new_runner(
     max_model_len: int,
     kv_scales: Tensor | None,
     progress: SetProgress,
-) -> Runner:
+) -> ModelRunner | GpuRunner:
     """Triton kernels and graphs on a GPU, torch elsewhere."""
     if model.device.type == "cuda":
         if importlib.util.find_spec("triton") is None:

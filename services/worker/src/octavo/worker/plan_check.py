@@ -6,13 +6,13 @@ import math
 
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
-from octavo.worker.input_batch import InputBatch, StepLimits
-from octavo.worker.prompt_logprobs import check_flags
+from octavo.worker.prompt_parts import check_flags
+from octavo.worker.slots import Slots, StepLimits
 
 KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE | RowFlag.PROMPT_LOGPROBS)
 
 
-def check_plan(plan: StepPlan, batch: InputBatch) -> None:
+def check_plan(plan: StepPlan, batch: Slots) -> None:
     """Raise ProtocolError, or a subclass, if the plan cannot be applied to the batch as it is. Changes nothing."""
     limits = batch.limits
     closed = set(plan.closed_slots)
@@ -25,7 +25,7 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
     opened: set[int] = set()
     for opening in plan.opened_slots:
         _check_opening(opening, limits)
-        if opening.rules is not None and opening.rules.rules.grammar and batch.grammars is None:
+        if opening.rules is not None and opening.rules.rules.grammar and not batch.follows_grammars:
             raise ProtocolError(f"slot {opening.slot} opens with a grammar, and this worker follows none")
         if opening.slot in opened or (batch.slots[opening.slot] is not None and opening.slot not in closed):
             raise ProtocolError(f"slot {opening.slot} is opened, but not free")
@@ -52,11 +52,15 @@ def check_plan(plan: StepPlan, batch: InputBatch) -> None:
         if flags & RowFlag.FED_BY_LAST_SAMPLE:
             if slot in opened or not batch.has_sampled[slot]:
                 raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
-            if slot in batch.rules and batch.rules[slot].has_grammar:
+            if _has_grammar(batch.slots[slot]):
                 raise ProtocolError(f"slot {slot} has a grammar, and is fed by its last sample")
     openings = {opening.slot: opening for opening in plan.opened_slots}
     if problem := check_flags(plan, {slot: openings.get(slot) or batch.slots[slot] for slot in plan.slots}):
         raise ProtocolError(problem)
+
+
+def _has_grammar(opened: OpenSlot | None) -> bool:
+    return opened is not None and opened.rules is not None and bool(opened.rules.rules.grammar)
 
 
 def _check_slot(slot: int, limits: StepLimits) -> None:

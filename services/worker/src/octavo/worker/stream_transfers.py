@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo.common.messages.kv import Transfer, TransferDirection
-from octavo.worker.block_transfers import BlockTransfers, FinishedTransfers
+from octavo.worker.block_transfers import BlockTransfers
+from octavo.worker.runner import FinishedTransfers
 
 TO_HOST, TO_DEVICE = TransferDirection.TO_HOST, TransferDirection.TO_DEVICE
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from octavo.common.errors import ProtocolError, StaleBlockError
 from octavo.common.messages.kv import BlockCopy, Transfer, TransferDirection
 from octavo.common.messages.step import StepPlan
 from octavo.worker.block_tables import BlockTables
-from octavo.worker.block_transfers import BlockTransfers
+
+if TYPE_CHECKING:  # imports torch
+    from octavo.worker.block_transfers import BlockTransfers
 
 
 def check_transfers(plan: StepPlan, tables: BlockTables, num_host_blocks: int) -> None:

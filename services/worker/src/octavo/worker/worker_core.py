@@ -8,7 +8,7 @@ import structlog
 
 from octavo.common.errors import InternalError, MessageGapError, OctavoError, ProtocolError
 from octavo.common.messages.step import StepPlan, StepRefused
-from octavo.worker.model_runner import LaunchedStep, Runner, StepSamples
+from octavo.worker.runner import LaunchedStep, Runner, StepSamples
 
 log = structlog.get_logger()
 
