@@ -1,4 +1,4 @@
-"""Plans that break the contract are refused whole: nothing of them has run."""
+"""Plans that break the contract are refused whole, by a worker that computes and by one that simulates."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.runner import Runner
 from support.runner_driver import NUM_BLOCKS, make_runner
+from support.simulated_workers import simulated_runner
 from support.tiny_models import VOCAB_SIZE, TinyModel
 
 GREEDY = OpenSlot(slot=0, sequence_id=1, seeds=(1,), temperature=0.0, top_p=1.0, top_k=0, num_logprobs=None)
@@ -30,9 +31,11 @@ PREFILL = StepPlan(
 DECODE = StepPlan(step_id=2, slots=[0], starts=[4], lengths=[1], flags=[FED])
 
 
-@pytest.fixture
-def runner(tiny: Callable[[str], TinyModel]) -> ModelRunner:
-    return make_runner(tiny("llama").folder, max_num_seqs=4, max_num_batched_tokens=64)
+@pytest.fixture(params=["computing", "simulated"])
+def runner(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> Runner:
+    if request.param == "computing":
+        return make_runner(tiny("llama").folder, max_num_seqs=4, max_num_batched_tokens=64)
+    return simulated_runner(max_num_seqs=4, max_num_batched_tokens=64, vocab_size=VOCAB_SIZE, num_blocks=NUM_BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def runner(tiny: Callable[[str], TinyModel]) -> ModelRunner:
         replace(PREFILL, token_ids=[10, 11, 12]),
     ],
 )
-def test_broken_plan_is_refused_and_leaves_no_trace(runner: ModelRunner, broken: StepPlan) -> None:
+def test_broken_plan_is_refused_and_leaves_no_trace(runner: Runner, broken: StepPlan) -> None:
     with pytest.raises(ProtocolError):
         runner.execute(broken)
     assert runner.num_open_slots == 0
@@ -84,14 +87,14 @@ def test_broken_plan_is_refused_and_leaves_no_trace(runner: ModelRunner, broken:
     assert len(first) == 1
 
 
-def test_more_tokens_than_a_step_may_hold_are_refused(runner: ModelRunner) -> None:
+def test_more_tokens_than_a_step_may_hold_are_refused(runner: Runner) -> None:
     blocks = tuple(range(5))
     plan = replace(PREFILL, table_deltas=[TableDelta(0, 0, blocks, (1,) * 5)], lengths=[65], token_ids=[1] * 65)
     with pytest.raises(ProtocolError, match="65 tokens in one step, at most 64"):
         runner.execute(plan)
 
 
-def test_delta_that_does_not_start_at_the_end_of_the_table_is_a_gap(runner: ModelRunner) -> None:
+def test_delta_that_does_not_start_at_the_end_of_the_table_is_a_gap(runner: Runner) -> None:
     runner.execute(PREFILL)
     for start in (1, 3):
         with pytest.raises(MessageGapError, match=f"starts at {start}, but its table has 2 entries"):
@@ -99,12 +102,12 @@ def test_delta_that_does_not_start_at_the_end_of_the_table_is_a_gap(runner: Mode
     runner.execute(replace(DECODE, table_deltas=[TableDelta(0, 2, (7,), (1,))]))
 
 
-def test_two_deltas_of_one_plan_join(runner: ModelRunner) -> None:
+def test_two_deltas_of_one_plan_join(runner: Runner) -> None:
     runner.execute(replace(PREFILL, table_deltas=[TableDelta(0, 0, (5,), (3,)), TableDelta(0, 1, (9,), (3,))]))
     assert len(runner.execute(DECODE).token_ids) == 1
 
 
-def test_block_of_an_older_generation_is_stale(runner: ModelRunner) -> None:
+def test_block_of_an_older_generation_is_stale(runner: Runner) -> None:
     """Block 5 was given to slot 0 at generation 3; a late delta names it at 2, while in use and after."""
     runner.execute(PREFILL)
     late = StepPlan(step_id=2, opened_slots=[replace(GREEDY, slot=1)], table_deltas=[TableDelta(1, 0, (5,), (2,))])
@@ -115,7 +118,7 @@ def test_block_of_an_older_generation_is_stale(runner: ModelRunner) -> None:
         runner.execute(late)
 
 
-def test_block_is_not_taken_from_a_live_table(runner: ModelRunner) -> None:
+def test_block_is_not_taken_from_a_live_table(runner: Runner) -> None:
     """Slot 0 lists block 5 at generation 3. Nobody gets it at 4 before slot 0 is closed."""
     runner.execute(PREFILL)
     taken = StepPlan(step_id=2, opened_slots=[replace(GREEDY, slot=1)], table_deltas=[TableDelta(1, 0, (5,), (4,))])
@@ -125,7 +128,7 @@ def test_block_is_not_taken_from_a_live_table(runner: ModelRunner) -> None:
     assert runner.num_open_slots == 1
 
 
-def test_block_is_shared_at_one_generation(runner: ModelRunner) -> None:
+def test_block_is_shared_at_one_generation(runner: Runner) -> None:
     runner.execute(PREFILL)
     share = StepPlan(step_id=2, opened_slots=[replace(GREEDY, slot=1)], table_deltas=[TableDelta(1, 0, (5, 7), (3, 1))])
     runner.execute(share)
@@ -134,14 +137,14 @@ def test_block_is_shared_at_one_generation(runner: ModelRunner) -> None:
         runner.execute(replace(PREFILL, table_deltas=[TableDelta(0, 0, (5, 9), (4, 4))]))
 
 
-def test_sequence_that_left_does_not_run_again(runner: ModelRunner) -> None:
+def test_sequence_that_left_does_not_run_again(runner: Runner) -> None:
     runner.execute(PREFILL)
     runner.execute(StepPlan(step_id=2, closed_slots=[0]))
     with pytest.raises(ProtocolError, match="slot 0, which is not open"):
         runner.execute(DECODE)
 
 
-def test_new_sequence_of_a_slot_is_not_fed_by_the_last_one(runner: ModelRunner) -> None:
+def test_new_sequence_of_a_slot_is_not_fed_by_the_last_one(runner: Runner) -> None:
     runner.execute(PREFILL)
     reopened = replace(DECODE, closed_slots=[0], opened_slots=[GREEDY], starts=[0])
     reopened = replace(reopened, table_deltas=[TableDelta(0, 0, (5,), (3,))])
@@ -149,7 +152,7 @@ def test_new_sequence_of_a_slot_is_not_fed_by_the_last_one(runner: ModelRunner) 
         runner.execute(reopened)
 
 
-def test_reset_forgets_generations(runner: ModelRunner) -> None:
+def test_reset_forgets_generations(runner: Runner) -> None:
     runner.execute(PREFILL)
     runner.reset()
     runner.execute(replace(PREFILL, table_deltas=[TableDelta(0, 0, (5, 9), (0, 0))]))
@@ -163,7 +166,7 @@ def test_reset_forgets_generations(runner: ModelRunner) -> None:
         BlockCopy(5, 9, source_generation=3, target_generation=4),
     ],
 )
-def test_copy_that_reads_or_writes_under_another_generation_is_refused(runner: ModelRunner, copy: BlockCopy) -> None:
+def test_copy_that_reads_or_writes_under_another_generation_is_refused(runner: Runner, copy: BlockCopy) -> None:
     """Slot 0 lists blocks 5 and 9 at generation 3: nothing may read or write them as of before, nor renew them."""
     runner.execute(PREFILL)
     with pytest.raises(StaleBlockError):
@@ -171,7 +174,7 @@ def test_copy_that_reads_or_writes_under_another_generation_is_refused(runner: M
     runner.execute(StepPlan(step_id=2, copies=[BlockCopy(5, 6, source_generation=3, target_generation=1)]))
 
 
-def test_copied_block_is_not_listed_under_an_older_generation(runner: ModelRunner) -> None:
+def test_copied_block_is_not_listed_under_an_older_generation(runner: Runner) -> None:
     runner.execute(PREFILL)
     runner.execute(StepPlan(step_id=2, copies=[BlockCopy(5, 6, source_generation=3, target_generation=4)]))
     child = replace(GREEDY, slot=1)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from octavo.worker.config import WorkerConfig
-from octavo.worker.step_sizes import ON_CPU, StepSizes, default_sizes, sizes_for_gpu, step_sizes
+from octavo.worker.loading import default_sizes
+from octavo.worker.step_sizes import ON_CPU, StepSizes, sizes_for_gpu, step_sizes
 
 
 def config(**limits: int) -> WorkerConfig:

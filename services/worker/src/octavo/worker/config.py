@@ -22,8 +22,15 @@ class WorkerConfig(ServiceConfig):
     pool_id: str = "default"
     """With a registry: the name of its block pool, by which scheduler and KV manager find it."""
 
-    model: Path
-    """Folder with config.json and *.safetensors."""
+    model: Path | None = None
+    """Folder with config.json and *.safetensors. A simulated worker does without, or takes the vocabulary from it."""
+
+    simulated: str | None = None
+    """Profile of a model on a GPU, by name (`h200-llama-8b`) or as a YAML or JSON file: steps take the time that they
+    would take there, nothing is computed, and tokens are drawn from seed and position."""
+
+    simulated_gpus: int = Field(default=1, ge=1)
+    """GPUs that a simulated worker stands for, each with the whole model and an even share of every step."""
 
     model_name: str = ""
     """The name that requests ask for. Empty: the folder's name."""
@@ -85,7 +92,25 @@ class WorkerConfig(ServiceConfig):
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs: each sequence decodes one a step")
         return self
 
+    @model_validator(mode="after")
+    def _computes_or_simulates(self) -> Self:
+        if self.simulated is None:
+            if self.model is None:
+                raise ValueError("model is required, unless the worker is simulated")
+            if self.simulated_gpus != 1:
+                raise ValueError("simulated_gpus needs simulated")
+        elif self.kv_cache_dtype != "auto" or self.quantization is not None:
+            raise ValueError("kv_cache_dtype and quantization of a simulated worker are those of its profile")
+        return self
+
+    @property
+    def model_folder(self) -> Path:
+        """`model` of a worker that is not simulated."""
+        assert self.model is not None, "checked with the settings"
+        return self.model
+
     @property
     def served_name(self) -> str:
         """The name that requests ask for."""
-        return self.model_name or self.model.resolve().name
+        of_model = Path(self.simulated or "").stem if self.model is None else self.model.resolve().name
+        return self.model_name or of_model

@@ -24,7 +24,7 @@ from octavo.worker.models.config import ModelConfig
 from octavo.worker.models.errors import ModelLoadError
 from octavo.worker.models.fp8_linear import check_fp8_device
 from octavo.worker.models.model_folder import open_model
-from octavo.worker.step_sizes import StepSizes, default_sizes, step_sizes
+from octavo.worker.step_sizes import ON_CPU, StepSizes, sizes_for_gpu, step_sizes
 from octavo.worker.worker_core import ServedModel, WorkerCore
 
 if TYPE_CHECKING:  # imports triton
@@ -48,7 +48,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
         torch.set_num_threads(config.num_threads)
     progress("reading config.json")
     device = _device(config.device)
-    folder = open_model(config.model, config.max_model_len)
+    folder = open_model(config.model_folder, config.max_model_len)
     dtype = _dtype(config.dtype, folder.dtype, device)
     sizes = step_sizes(config, default_sizes(device))
     max_model_len = _max_model_len(config, folder.max_position_embeddings)
@@ -72,7 +72,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     runner = _new_runner(config, model, sizes, max_model_len, kv_scales, progress)
     num_blocks = runner.limits.num_blocks
     eos_token_ids = model.config.eos_token_ids
-    runner.use_grammars(Grammars(config.model / "tokenizer.json", runner.limits.vocab_size, eos_token_ids))
+    runner.use_grammars(Grammars(config.model_folder / "tokenizer.json", runner.limits.vocab_size, eos_token_ids))
     progress("running a warm-up step")
     runner.warm_up()
     gc.collect()
@@ -137,6 +137,13 @@ def _device(name: str) -> torch.device:
             built_for_cuda=torch.version.cuda or "none",
         )
     return torch.device("cpu")
+
+
+def default_sizes(device: torch.device) -> StepSizes:
+    """What the device does well; of a GPU its whole memory counts, not what is free."""
+    if device.type != "cuda":
+        return ON_CPU
+    return sizes_for_gpu(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _dtype(name: str, of_checkpoint: str, device: torch.device) -> torch.dtype:

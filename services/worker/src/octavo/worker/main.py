@@ -36,9 +36,13 @@ log = structlog.get_logger()
 
 
 def new_server(config: WorkerConfig) -> WorkerServer:
-    """The worker of these settings. It loads its model once started; torch is imported then, not before."""
+    """The worker of these settings. It loads its model once started; torch is imported then, if at all."""
 
     def build(progress: SetProgress) -> WorkerCore:
+        if config.simulated is not None:
+            from octavo.worker.simulated.loading import load_simulated_core
+
+            return load_simulated_core(config)
         progress("importing torch")
         from octavo.worker.loading import load_core
 

@@ -32,21 +32,19 @@ class Slots:
         self.tables = tables
         self.slots: list[OpenSlot | None] = [None] * limits.max_num_seqs
         self.has_sampled = [False] * limits.max_num_seqs
+        self.num_open = 0
+        """Slots that hold a sequence."""
 
     @property
     def follows_grammars(self) -> bool:
         """Whether slots may be opened with a grammar."""
         return True
 
-    @property
-    def num_open(self) -> int:
-        """Slots that hold a sequence."""
-        return sum(opened is not None for opened in self.slots)
-
     def reset(self) -> None:
         """Close all slots and forget the pool's contents."""
         self.slots = [None] * len(self.slots)
         self.has_sampled = [False] * len(self.slots)
+        self.num_open = 0
         self.tables.reset()
 
     def apply_slots(self, plan: StepPlan) -> None:
@@ -57,4 +55,5 @@ class Slots:
         for opened in plan.opened_slots:
             self.slots[opened.slot] = opened
             self.has_sampled[opened.slot] = False
+        self.num_open += len(plan.opened_slots) - len(plan.closed_slots)
         self.tables.note_copies(plan.copies)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from octavo.worker.config import WorkerConfig
 
 GIB = 2**30
@@ -22,13 +20,6 @@ class StepSizes:
 ON_CPU = StepSizes(32, 512)
 ON_GPU = ((48 * GIB, StepSizes(1024, 8192)), (20 * GIB, StepSizes(256, 4096)), (0, StepSizes(128, 2048)))
 """(bytes of the GPU from which it is the default, sizes), the largest first."""
-
-
-def default_sizes(device: torch.device) -> StepSizes:
-    """What the device does well; of a GPU its whole memory counts, not what is free."""
-    if device.type != "cuda":
-        return ON_CPU
-    return sizes_for_gpu(torch.cuda.get_device_properties(device).total_memory)
 
 
 def sizes_for_gpu(total_memory: int) -> StepSizes:

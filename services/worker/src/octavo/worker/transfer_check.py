@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from octavo.common.errors import ProtocolError, StaleBlockError
 from octavo.common.messages.kv import BlockCopy, Transfer, TransferDirection
 from octavo.common.messages.step import StepPlan
 from octavo.worker.block_tables import BlockTables
 
-if TYPE_CHECKING:  # imports torch
-    from octavo.worker.block_transfers import BlockTransfers
+
+class BlockMover(Protocol):
+    """Begins transfers between device and host."""
+
+    def to_host(self, transfers: Sequence[Transfer]) -> None:
+        """Begin to copy device blocks to host blocks."""
+
+    def before_compute(self, block_ids: Iterable[int]) -> None:
+        """The steps from now on may read and write these device blocks: they wait for the copies that touch them."""
+
+    def to_device(self, transfers: Sequence[Transfer]) -> None:
+        """Begin to copy host blocks to device blocks."""
 
 
 def check_transfers(plan: StepPlan, tables: BlockTables, num_host_blocks: int) -> None:
@@ -42,7 +52,7 @@ def check_transfers(plan: StepPlan, tables: BlockTables, num_host_blocks: int) -
 
 def move_blocks(
     plan: StepPlan,
-    transfers: BlockTransfers,
+    transfers: BlockMover,
     tables: BlockTables,
     copy_blocks: Callable[[Sequence[BlockCopy]], None],
 ) -> None:

@@ -12,10 +12,10 @@ UInt64Array = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 Float64Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def uniforms(seeds: Sequence[int], position: int) -> Float64Array:
-    """One number in [0, 1) for each seed (uint64) at a position of its sequence."""
+def uniforms(seeds: Sequence[int] | UInt64Array, positions: int | UInt64Array) -> Float64Array:
+    """One number in [0, 1) for each seed (uint64) at a position of its sequence, one for all or one for each."""
     streams = _mix(np.array(seeds, dtype=np.uint64))
-    bits = _mix(streams + _GOLDEN * np.array([position + 1], dtype=np.uint64))
+    bits = _mix(streams + _GOLDEN * (np.atleast_1d(np.asarray(positions, dtype=np.uint64)) + np.uint64(1)))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from octavo.worker.attention import LayerAttention
 from octavo.worker.models.errors import ModelLoadError, UnknownArchitectureError
+from octavo.worker.models.model_json import read_eos_token_ids, read_json
 from octavo.worker.models.rope_config import RopeConfig, read_ropes
 
 ARCHITECTURES = {
@@ -88,29 +88,6 @@ def read_model_config(folder: Path, max_model_len: int | None = None) -> Decoder
         return _parse(values, read_eos_token_ids(folder, values), max_model_len)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{folder / 'config.json'} lacks or garbles a setting: {error!r}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises ModelLoadError."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} does not exist: is this a model folder?") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelLoadError(f"{path} does not hold an object")
-    return values
-
-
-def read_eos_token_ids(folder: Path, values: dict[str, Any]) -> tuple[int, ...]:
-    """Those of generation_config.json first, then those of config.json, each once."""
-    generation = folder / "generation_config.json"
-    found: list[int] = []
-    for source in (read_json(generation) if generation.exists() else {}, values):
-        ids = source.get("eos_token_id")
-        found += [] if ids is None else [ids] if isinstance(ids, int) else [int(one) for one in ids]
-    return tuple(dict.fromkeys(found))
 
 
 def _parse(values: dict[str, Any], eos_token_ids: tuple[int, ...], max_model_len: int | None) -> DecoderConfig:

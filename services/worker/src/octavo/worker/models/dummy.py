@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.worker.models.config import read_json, read_model_config
+from octavo.worker.models.config import read_model_config
 from octavo.worker.models.decoder import Decoder
+from octavo.worker.models.model_json import read_json
 from octavo.worker.models.quantization import Fp8Weights, read_quantization
 from octavo.worker.models.weights import Progress, build_decoder, expected_tensors
 

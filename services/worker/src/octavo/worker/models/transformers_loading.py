@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.worker.attention import AttentionMetadata
 from octavo.worker.attention_torch import TorchAttention
 from octavo.worker.models.causal_lm import CausalLm
-from octavo.worker.models.config import ModelConfig, read_eos_token_ids, read_json
+from octavo.worker.models.config import ModelConfig
 from octavo.worker.models.errors import (
     MissingTensorError,
     ModelLoadError,
@@ -22,6 +22,7 @@ from octavo.worker.models.errors import (
     name_some,
 )
 from octavo.worker.models.model_folder import ModelFolder
+from octavo.worker.models.model_json import read_eos_token_ids, read_json
 from octavo.worker.models.transformers_model import ATTENTION, Attender, TransformersModel
 from octavo.worker.models.weights import Progress
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.free_memory import free_host_bytes
-from octavo.worker.models.config import DecoderConfig, read_json, read_model_config
+from octavo.worker.models.config import DecoderConfig, read_model_config
 from octavo.worker.models.decoder import Decoder, DecoderLayer
 from octavo.worker.models.errors import (
     MissingTensorError,
@@ -24,6 +24,7 @@ from octavo.worker.models.errors import (
 )
 from octavo.worker.models.fp8_linear import make_fp8_linear, to_rows_of_e4m3
 from octavo.worker.models.linear import Linear, can_pack, make_linear
+from octavo.worker.models.model_json import read_json
 from octavo.worker.models.quantization import Fp8Weights, read_quantization
 from octavo.worker.models.tensor_files import Shape, StoredTensor, TensorReader, open_tensor_files
 
