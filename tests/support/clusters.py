@@ -50,6 +50,8 @@ class ServerSettings:
     block_size: int | None = None
     num_blocks: int | None = None
     num_host_blocks: int | None = None
+    simulated: str | None = None
+    simulated_gpus: int | None = None
     kv_cache_dtype: KvCacheDtype | None = None
     quantization: Quantization | None = None
     max_model_len: int | None = None

@@ -125,6 +125,8 @@ class _Settings:
                 kv_cache_dtype=options.kv_cache_dtype,
                 quantization=options.quantization,
                 num_host_blocks=options.num_host_blocks,
+                simulated=options.simulated,
+                simulated_gpus=options.simulated_gpus,
                 **limits,
             )
         )

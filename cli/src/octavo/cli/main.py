@@ -13,7 +13,15 @@ from octavo.cli import certs, keys
 from octavo.cli.console import Screen
 from octavo.cli.model_errors import ModelError
 from octavo.cli.models import PreparedModel, prepare_model
-from octavo.cli.serve_options import Carrier, KvCacheDtype, Quantization, ServeOptions, check_gateways, check_limits
+from octavo.cli.serve_options import (
+    Carrier,
+    KvCacheDtype,
+    Quantization,
+    ServeOptions,
+    check_gateways,
+    check_limits,
+    check_simulation,
+)
 from octavo.common.logs import LogLevel
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -69,6 +77,18 @@ def serve(
         int | None,
         typer.Option(min=0, help="KV blocks in host memory, for swap and evicted prefixes. Left out: what fits."),
     ] = None,
+    simulated: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Compute nothing: steps take the time of a profile's GPU (h200-llama-8b, or a YAML file), tokens are "
+            "made up. --model then needs a tokenizer only, and may be left out.",
+            show_default=False,
+        ),
+    ] = None,
+    simulated_gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that the simulated worker stands for.", show_default=False)
+    ] = None,
     no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
     pipeline_depth: Annotated[
         int | None, typer.Option(min=1, max=4, help="Steps on their way at once; 1 waits for each result.")
@@ -100,6 +120,7 @@ def serve(
     try:
         check_limits(max_num_seqs, max_num_batched_tokens)
         check_gateways(gateways, redis, tls_cert, tls_key, is_local=local)
+        check_simulation(simulated, simulated_gpus, kv_cache_dtype, quantization)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options = ServeOptions(
@@ -113,6 +134,8 @@ def serve(
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
         num_host_blocks=num_host_blocks,
+        simulated=simulated,
+        simulated_gpus=simulated_gpus,
         prefix_cache=not no_prefix_cache,
         pipeline_depth=pipeline_depth,
         log_level=log_level,
@@ -128,7 +151,7 @@ def serve(
     except PortInUseError as error:
         screen.say(str(error), style="red")
         raise typer.Exit(EXIT_FAILED) from None
-    prepared = _prepare(model, screen)
+    prepared = _prepare(model, screen, simulated)
     if served_model_name is not None:
         prepared = PreparedModel(prepared.folder, served_model_name)
     if local:
@@ -259,9 +282,13 @@ def model_path(
     typer.echo(_prepare(model, Screen(Console(stderr=True))).folder)
 
 
-def _prepare(model: str | None, screen: Screen) -> PreparedModel:
+def _prepare(model: str | None, screen: Screen, simulated: str | None = None) -> PreparedModel:
     try:
         with screen.status_line():
+            if simulated is not None:
+                from octavo.cli.simulated_model import prepare_simulated_model
+
+                return prepare_simulated_model(simulated, model, screen.progress)
             return prepare_model(model, screen.progress)
     except ModelError as error:
         screen.say(str(error), style="red")

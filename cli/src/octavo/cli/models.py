@@ -52,13 +52,20 @@ def prepare_model(argument: str | None, progress: Progress) -> PreparedModel:
     )
 
 
+def tokenizer_folder(folder: Path) -> Path:
+    """`folder` itself, if a model without weights is all that is needed of it. Raises IncompleteModelError."""
+    if missing := _missing_descriptions(folder):
+        raise IncompleteModelError(f"{folder} lacks {', '.join(missing)}")
+    return folder
+
+
+def _missing_descriptions(folder: Path) -> list[str]:
+    return [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+
+
 def checked_folder(folder: Path) -> Path:
     """`folder` itself. Raises IncompleteModelError that says what it lacks."""
-    missing = []
-    if not (folder / "config.json").is_file():
-        missing.append("config.json")
-    if not (folder / "tokenizer.json").is_file():
-        missing.append("tokenizer.json")
+    missing = _missing_descriptions(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

@@ -34,6 +34,19 @@ def check_gateways(
         raise ValueError("--tls-cert and --tls-key go together")
 
 
+def check_simulation(
+    simulated: str | None,
+    simulated_gpus: int | None,
+    kv_cache_dtype: KvCacheDtype | None,
+    quantization: Quantization | None,
+) -> None:
+    """Raises ValueError if options of a simulated worker contradict each other."""
+    if simulated is None and simulated_gpus is not None:
+        raise ValueError("--simulated-gpus needs --simulated")
+    if simulated is not None and (quantization is not None or kv_cache_dtype not in (None, "auto")):
+        raise ValueError("--kv-cache-dtype and --quantization of a simulated worker are those of its profile")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """None leaves a setting to the service that owns it: its environment variable, else its default."""
@@ -56,6 +69,10 @@ class ServeOptions:
     """What weights are rounded to when loaded."""
     num_host_blocks: int | None = None
     """Blocks of host memory for swapped sequences and evicted prefixes."""
+    simulated: str | None = None
+    """Profile of a simulated worker."""
+    simulated_gpus: int | None = None
+    """GPUs that it stands for."""
     prefix_cache: bool = True
     pipeline_depth: int | None = None
     """Steps on their way at once."""

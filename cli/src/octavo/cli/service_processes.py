@@ -67,6 +67,8 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
             "kv_cache_dtype": options.kv_cache_dtype,
             "quantization": options.quantization,
             "num_host_blocks": options.num_host_blocks,
+            "simulated": options.simulated,
+            "simulated_gpus": options.simulated_gpus,
             **limits,
         },
         drain_s=0.5,

@@ -16,8 +16,8 @@ from octavo.worker.prompt_parts import prompt_parts
 from octavo.worker.runner import StepSamples
 from octavo.worker.uniforms import uniforms
 
-_WORD = re.compile("[Ġ▁]?[A-Za-z]+")
-"""Vocabulary entries that are words or letters; the first character stands for a space."""
+_WORD = re.compile("[Ġ▁]?[A-Za-z]{2,}")
+"""Vocabulary entries that are words; the first character stands for a space."""
 
 TokenArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
