@@ -25,17 +25,16 @@ def chunk(start: int, length: int, samples: int = 0) -> StepWork:
     return StepWork(length, samples, prefill_context=start + length, prefill_pairs=pairs)
 
 
-@pytest.mark.parametrize(
-    ("rows", "context", "measured_us"), [(1, 200, 4641), (64, 200, 5581), (256, 400, 10_235), (1000, 400, 33_858)]
-)
+@pytest.mark.parametrize(("rows", "context", "measured_us"), [(64, 200, 5581), (256, 400, 10_235), (1000, 400, 33_858)])
 def test_decode_steps_take_what_the_profiler_saw(rows: int, context: int, measured_us: float) -> None:
     assert step_seconds(H200, decode(rows, context)) == pytest.approx(measured_us * 1e-6, rel=NEAR)
 
 
-@pytest.mark.parametrize(("rows", "measured_ms"), [(1, 4.45), (64, 5.34)])
+@pytest.mark.parametrize(("rows", "measured_ms"), [(1, 4.04), (64, 5.42), (256, 10.7)])
 def test_time_per_token_of_equal_lengths(rows: int, measured_ms: float) -> None:
-    """L1 and L64: 128 tokens after a prompt of 128."""
-    steps = [step_seconds(H200, decode(rows, context)) for context in range(129, 256)]
+    """L1, L64 and S256: 128 tokens, or 400, after a prompt of 128."""
+    last = 128 + (400 if rows == 256 else 128)
+    steps = [step_seconds(H200, decode(rows, context)) for context in range(129, last)]
     assert sum(steps) / len(steps) == pytest.approx(measured_ms * 1e-3, rel=NEAR)
 
 
@@ -68,10 +67,10 @@ def test_large_products_run_at_the_rate_of_matmul() -> None:
 
 
 def test_long_prompts_prefilled_and_decoded() -> None:
-    """W3: 32 prompts of 16,384 in chunks of 8,192, then 255 decode steps of all: measured 22.0 s."""
+    """W3: 32 prompts of 16,384 in chunks of 8,192, then 255 decode steps of all: measured 22.0 and 22.5 s."""
     prefill = sum(step_seconds(H200, chunk(start, 8192, samples=start // 8192)) for start in (0, 8192))
     decodes = sum(step_seconds(H200, decode(32, 16_384 + step)) for step in range(1, 256))
-    assert 32 * prefill + decodes == pytest.approx(22.0, rel=NEAR)
+    assert 32 * prefill + decodes == pytest.approx(22.25, rel=NEAR)
 
 
 def test_gpus_share_a_step_evenly() -> None:
@@ -79,6 +78,7 @@ def test_gpus_share_a_step_evenly() -> None:
     one = step_seconds(H200, decode(256, 1000))
     assert step_seconds(H200, decode(1024, 1000), num_gpus=4) == pytest.approx(one)
     assert step_seconds(H200, decode(256, 1000), num_gpus=4) < one
+    assert step_seconds(H200, decode(1, 1000)) < 0.9 * step_seconds(H200, decode(2, 500))
 
 
 def test_block_copies_read_and_write_memory() -> None:

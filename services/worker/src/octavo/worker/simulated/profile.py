@@ -65,6 +65,10 @@ class Device(_Part):
     """The same of attention, for decodes and for prefills apart."""
     other_launch_us: float = Field(ge=0)
     """The same of what else there is, four launches a layer."""
+    single_row_overlaps: bool
+    """In a step of one row launches hide behind the reading of weights, those of attention excepted."""
+    step_us: float = Field(ge=0)
+    """From the end of a step to the beginning of the next, and what else a step has once."""
     host_link_bytes_per_s: PositiveFloat
     """To host memory and back, each way."""
 

@@ -38,7 +38,10 @@ def step_seconds(profile: Profile, work: StepWork, num_gpus: int = 1) -> float:
     seconds = copied_bytes / device.bytes_per_s
     if not work.num_tokens:
         return seconds
-    launches_us = model.num_layers * (_NUM_PRODUCTS * device.product_launch_us + _NUM_OTHERS * device.other_launch_us)
+    launches_us = device.step_us
+    if not (work.num_tokens == 1 and device.single_row_overlaps):
+        of_layer = _NUM_PRODUCTS * device.product_launch_us + _NUM_OTHERS * device.other_launch_us
+        launches_us += model.num_layers * of_layer
     seconds += launches_us * 1e-6 + _products_s(profile, tokens, logits) + _activations_s(profile, tokens, logits)
     if work.decode_context:
         read_s = work.decode_context * model.kv_token_bytes / num_gpus / device.bytes_per_s
