@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.cli.local_cluster import LocalCluster
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import KvCacheDtype, Quantization, ServeOptions
+from octavo.common.logs import LogLevel
 from octavo.common.messages.kv import PoolCounts
 from octavo.common.runtime import Stop
 from octavo.kvmanager.ledger import violations
@@ -59,6 +60,7 @@ class ServerSettings:
     prefix_cache: bool = True
     gateways: int = 1
     redis: str | None = None
+    log_level: LogLevel = "info"
 
     def options(self, port: int) -> ServeOptions:
         common = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transport"}
@@ -66,7 +68,7 @@ class ServerSettings:
 
     def arguments(self, port: int) -> list[str]:
         """The same as arguments of `octavo serve`."""
-        arguments = ["--port", str(port), "--log-level", "info"]
+        arguments = ["--port", str(port)]
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "transport":
