@@ -1,0 +1,1 @@
+"""How fast one gateway process streams: `python -m benchmarks.gateway_streaming`."""
