@@ -80,6 +80,21 @@ class Delta(NamedTuple):
 class ChoiceOutput:
     """Takes tokens, gives deltas."""
 
+    __slots__ = (
+        "_detokenizer",
+        "_echo",
+        "_finish_reason",
+        "_matcher",
+        "_num_chars",
+        "_rules",
+        "_stop_reason",
+        "_unlisted",
+        "_unsent_text",
+        "is_closed",
+        "last_token_s",
+        "num_tokens",
+    )
+
     def __init__(self, rules: OutputRules, prompt: PromptRecord | None = None) -> None:
         """`prompt` is known when the first token comes. The text begins with it, if the rules say so, and no stop
         string is found there."""
@@ -96,7 +111,10 @@ class ChoiceOutput:
         self._stop_reason: str | int | None = None
         self.num_tokens = 0
         """Tokens that count as output."""
-
+        self.is_closed = False
+        """Its last delta was taken."""
+        self.last_token_s: float | None = None
+        """When a token last came; for those who measure."""
         self._echo = prompt if rules.echoes_prompt else None
 
     @property
@@ -172,6 +190,7 @@ class ChoiceOutput:
     def take(self) -> Delta | None:
         """What may be sent at this point, or None if that is nothing."""
         if self._finish_reason is not None:
+            self.is_closed = True
             delta = Delta(self._unsent_text, list(self._unlisted), self._finish_reason, self._stop_reason)
             self._unsent_text = ""
             self._unlisted.clear()

@@ -35,7 +35,7 @@ from octavo.gateway.request_context import read_body
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import COMPLETION_PREFIX
 from octavo.gateway.scheduler_client import SchedulerClient
-from octavo.gateway.stop_strings import StopStrings
+from octavo.gateway.stop_strings import stop_strings
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
 
@@ -210,7 +210,7 @@ def output_rules(
     return OutputRules(
         pieces=pieces,
         skip_special_tokens=body.skip_special_tokens is not False,
-        stops=StopStrings(options.stops) if options.stops else None,
+        stops=stop_strings(options.stops) if options.stops else None,
         ending_token_ids=frozenset(options.params.stop_token_ids).union(eos_token_ids),
         lists_tokens=options.wants_logprobs or bool(body.return_token_ids),
         includes_stop=bool(body.include_stop_str_in_output),

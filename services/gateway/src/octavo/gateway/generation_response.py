@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken, TokenLogprobs
+from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
@@ -121,24 +121,25 @@ class GenerationResponse(Response):
             job.account.num_output_tokens = self._run.num_output_tokens
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
-        job, run = self._job, self._run
+        job, run, answer_format = self._job, self._run, self._job.answer_format
         try:
             async for events in generation:
-                chunks = []
+                chunk = b""
                 if not self._has_begun:
                     await self._begin(send, b"text/event-stream; charset=utf-8")
-                    chunks.append(job.answer_format.start(run.usage(generation)))
-                chunks += [job.answer_format.chunk(choice, delta) for choice, delta in run.take(events, generation)]
-                if chunk := b"".join(chunks):
+                    chunk = answer_format.start(run.usage(generation))
+                for choice, delta in run.take(events, generation):
+                    chunk += answer_format.chunk(choice, delta)
+                if chunk:
                     await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
             run.check_all_ended()
-            end = await job.answer_format.end(run.usage(generation))
+            end = await answer_format.end(run.usage(generation))
         except Exception as error:
             if not self._has_begun or isinstance(error, OSError):
                 raise
             if not isinstance(error, OctavoError):
                 log.exception("stream failed", request_id=job.request_id)
-            end = job.answer_format.failure(report_of(error))
+            end = answer_format.failure(report_of(error))
         await send_body({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _collect(self, generation: Generation, send: Send) -> None:
@@ -166,14 +167,13 @@ class GenerationResponse(Response):
 class _Run:
     """The outputs of all choices, and what is measured of them."""
 
+    __slots__ = ("_has_token", "_job", "_ranking", "outputs")
+
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
-        num_choices = len(job.prompts) * job.prompts[0].params.n
         self.outputs = [
             ChoiceOutput(job.rules, record) for record in job.records for _ in range(job.prompts[0].params.n)
         ]
-        self._is_closed = [False] * num_choices
-        self._last_token_s: list[float | None] = [None] * num_choices
         self._has_token = False
         n = job.prompts[0].params.n
         self._ranking = ChoiceRanking(len(job.prompts), n) if n > job.num_returned else None
@@ -189,56 +189,51 @@ class _Run:
 
     def take(self, events: list[tuple[int, GenerationEvent]], generation: Generation) -> list[tuple[int, Delta]]:
         """What the events bring for the client, one delta per choice at most."""
+        outputs = self.outputs
         num_new_tokens: dict[int, int] = {}
         for choice, event in events:
-            if self._is_closed[choice]:
+            output = outputs[choice]
+            if output.is_closed:
                 continue
             if type(event) is int:
-                self._push(choice, event, None, generation)
-                num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
-            elif type(event) is PromptLogprobs:
-                self._job.records[choice // self._job.prompts[0].params.n].add(event)
+                output.push(event)
             elif type(event) is SampledToken:
-                self._push(choice, event.token_id, event.logprobs, generation)
-                num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
+                if self._ranking is not None and not output.is_finished:
+                    self._ranking.add(choice, event.logprobs)
+                output.push(event.token_id, event.logprobs)
             elif type(event) is ChoiceFinished:
-                self.outputs[choice].finish(event)
+                output.finish(event)
                 num_new_tokens.setdefault(choice, 0)
-        if not num_new_tokens:
-            return []
-        self._observe_tokens(num_new_tokens)
+                continue
+            else:
+                if type(event) is PromptLogprobs:
+                    self._job.records[choice // self._job.prompts[0].params.n].add(event)
+                continue
+            num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
+            if output.is_finished:
+                generation.abort_choice(choice, output.num_tokens)
+        now_s = time.perf_counter()
         deltas = []
-        for choice in num_new_tokens:
-            delta = self.outputs[choice].take()
+        for choice, num_tokens in num_new_tokens.items():
+            output = outputs[choice]
+            if num_tokens:
+                self._observe_tokens(output, num_tokens, now_s)
+            delta = output.take()
             if delta is not None:
-                self._is_closed[choice] = delta.finish_reason is not None
                 deltas.append((choice, delta))
         return deltas
 
-    def _push(self, choice: int, token_id: int, logprobs: TokenLogprobs | None, generation: Generation) -> None:
-        output = self.outputs[choice]
-        if self._ranking is not None and not output.is_finished:
-            self._ranking.add(choice, logprobs)
-        output.push(token_id, logprobs)
-        if output.is_finished:
-            generation.abort_choice(choice, output.num_tokens)
-
-    def _observe_tokens(self, num_new_tokens: dict[int, int]) -> None:
-        now_s = time.perf_counter()
-        for choice, num_tokens in num_new_tokens.items():
-            if not num_tokens:
-                continue
-            last_s = self._last_token_s[choice]
-            self._last_token_s[choice] = now_s
-            if last_s is not None:
-                metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens, num_tokens)
-            elif not self._has_token:
-                self._has_token = True
-                self._job.account.ttft_s = now_s - self._job.received_s
-                metrics.TTFT_SECONDS.observe(self._job.account.ttft_s)
+    def _observe_tokens(self, output: ChoiceOutput, num_tokens: int, now_s: float) -> None:
+        last_s, output.last_token_s = output.last_token_s, now_s
+        if last_s is not None:
+            metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens, num_tokens)
+        elif not self._has_token:
+            self._has_token = True
+            self._job.account.ttft_s = now_s - self._job.received_s
+            metrics.TTFT_SECONDS.observe(self._job.account.ttft_s)
 
     def check_all_ended(self) -> None:
-        if not all(self._is_closed):
+        if not all(output.is_closed for output in self.outputs):
             raise ProtocolError("the scheduler ended a request before all of its choices")
 
     def usage(self, generation: Generation) -> dict[str, Any]:

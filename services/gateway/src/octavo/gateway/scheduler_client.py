@@ -67,6 +67,19 @@ class Generation:
     ended the request.
     """
 
+    __slots__ = (
+        "_client",
+        "_deadline",
+        "_error",
+        "_events",
+        "_n",
+        "_num_open_parts",
+        "_parts",
+        "_waiter",
+        "last_news_s",
+        "num_cached_tokens",
+    )
+
     def __init__(self, client: SchedulerClient, num_prompts: int, n: int) -> None:
         self._client = client
         self._n = n

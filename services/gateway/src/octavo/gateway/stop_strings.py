@@ -7,6 +7,7 @@ tokens or steps. Of stops that are the beginning of one another, the shortest al
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -27,12 +28,15 @@ class _Node:
 
 
 class StopStrings:
-    """The stop strings of one request as an automaton (Aho and Corasick), shared by all its choices."""
+    """Stop strings as an automaton (Aho and Corasick), shared by all choices that have the same ones."""
+
+    __slots__ = ("begins", "root")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.root = _Node(0)
-        self.begins = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
-        """Finds the first character of any of them; most text has none."""
+        begins = {re.escape(stop[:2]) for stop in stops} | {re.escape(stop[0]) + r"\Z" for stop in stops}
+        self.begins = re.compile("|".join(sorted(begins)))
+        """Finds where one may begin: by two characters, or by one at the end of the text. Most texts have none."""
         for stop in stops:
             node = self.root
             for char in stop:
@@ -62,6 +66,12 @@ class StopStrings:
     def advance(self, node: _Node, char: str) -> _Node:
         """The node of the longest beginning of a stop string that the text ends in, after one more character."""
         return node.children.get(char) or self._step(node.fallback, char)
+
+
+@functools.lru_cache(maxsize=16)
+def stop_strings(stops: tuple[str, ...]) -> StopStrings:
+    """The automaton of these; the ones that were asked for last are kept."""
+    return StopStrings(stops)
 
 
 @dataclass(frozen=True, slots=True)
