@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.scheduler.policy import choose_victim, has_prefill_backlog, share_budget
+from octavo.scheduler.policy import choose_less_urgent, choose_victim, has_prefill_backlog, share_budget
+from octavo.scheduler.queues import PLACES_PER_PRIORITY
 from octavo.scheduler.sequence import Sequence
 from support.sequences import make_sequence
 
@@ -89,3 +90,28 @@ def test_of_choices_of_one_request_the_shortest_is_the_victim() -> None:
 def test_nobody_runs_so_nobody_is_a_victim() -> None:
     running: list[Sequence] = []
     assert choose_victim(running) is None
+
+
+def test_only_a_strictly_less_urgent_one_makes_way_and_the_least_urgent_first() -> None:
+    urgent, equal, less, least = (make_sequence(arrival_no=number) for number in (9, 1, 2, 3))
+    less.priority, least.priority = 1, 2
+    assert choose_less_urgent([equal, less, least], urgent, min_progress=2) is least
+    assert choose_less_urgent([equal, less], urgent, min_progress=2) is less
+    assert choose_less_urgent([equal], urgent, min_progress=2) is None
+
+
+def test_one_that_was_paused_makes_way_again_only_after_progress_even_if_there_is_nobody_else() -> None:
+    urgent, paused = make_sequence(arrival_no=2), make_sequence(arrival_no=1)
+    paused.priority, paused.num_preemptions, paused.num_tokens_at_start = 1, 1, len(paused.token_ids)
+    assert choose_less_urgent([paused], urgent, min_progress=2) is None
+    paused.token_ids.extend([4, 4])
+    assert choose_less_urgent([paused], urgent, min_progress=2) is paused
+
+
+def test_nobody_makes_way_for_one_that_is_behind_it_in_line_by_age() -> None:
+    old = make_sequence(arrival_no=1)
+    old.priority = 2
+    last_before = make_sequence(arrival_no=2 * PLACES_PER_PRIORITY)
+    first_behind = make_sequence(arrival_no=2 * PLACES_PER_PRIORITY + 2)
+    assert choose_less_urgent([old], last_before, min_progress=2) is old
+    assert choose_less_urgent([old], first_behind, min_progress=2) is None

@@ -45,6 +45,7 @@ EVENTS = (
     "prompt hashed ahead",
     "wait for a block in flight",
     "preempted",
+    "paused for an urgent one",
     "swapped out",
     "swapped in",
     "host tier copy",
@@ -118,6 +119,7 @@ class Tally(Counter[str]):
     def scheduler(self, stats: SchedulerStats) -> None:
         """The totals of a scheduler that ends."""
         self["preempted"] += stats.num_preemptions
+        self["paused for an urgent one"] += stats.num_paused
         self["pool lost"] += stats.num_pool_losses
         self["late row dropped"] += stats.num_wasted_rows
         self["aborted"] += stats.num_aborted_choices

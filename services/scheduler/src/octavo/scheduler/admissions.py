@@ -63,6 +63,17 @@ class Admissions:
             return WaitCause.NO_BLOCKS
         return WaitCause.PREFILL_BACKLOG if self._pool.slots.num_free else WaitCause.NO_SLOT
 
+    @property
+    def first_without_slot(self) -> Sequence | None:
+        """The first in line, if it would ask for its blocks but for want of a slot, and none is about to come free."""
+        swapping, waiting = self._pool.swapping, self._places.waiting
+        if self._pool.slots.num_free or self._admitting or swapping.num_swapped or not len(waiting):
+            return None
+        first = waiting.peek()
+        if first is None or not self._open_gate() or self._has_backlog(self._backlog(), first):
+            return None
+        return first
+
     # Asking.
 
     def ask_for_waiting(self) -> None:
@@ -76,14 +87,14 @@ class Admissions:
         if swapping.num_swapped or not len(waiting) or not self._open_gate():
             return
         backlog = self._backlog()
-        while slots.num_free and not has_prefill_backlog(backlog, self._max_num_batched_tokens):
+        while slots.num_free:
             sequence = waiting.peek()
-            if sequence is None:
+            if sequence is None or self._has_backlog(backlog, sequence):
                 return
             waiting.pop()
             self._ask(sequence)
             if not sequence.is_tentative:
-                backlog.append(len(sequence.token_ids))
+                backlog.append((sequence.priority, len(sequence.token_ids)))
 
     def _open_gate(self) -> bool:
         """After an answer LATER: whether it is worth asking again."""
@@ -95,13 +106,18 @@ class Admissions:
             return True
         return False
 
-    def _backlog(self) -> list[int]:
-        """Tokens to compute of every prompt that has its blocks or has asked for them."""
+    def _backlog(self) -> list[tuple[int, int]]:
+        """(priority, tokens to compute) of every prompt that has its blocks or has asked for them."""
         running = self._pool.decodes.others.values()
-        backlog = [num_left for sequence in running if (num_left := sequence.num_tokens_to_launch) > 1]
-        backlog += [len(one.token_ids) for one in self._admitting.values() if not one.is_tentative]
-        backlog += [sequence.num_tokens_to_launch for sequence in self._pool.swapping.arriving]
+        backlog = [(one.priority, num_left) for one in running if (num_left := one.num_tokens_to_launch) > 1]
+        backlog += [(one.priority, len(one.token_ids)) for one in self._admitting.values() if not one.is_tentative]
+        backlog += [(one.priority, one.num_tokens_to_launch) for one in self._pool.swapping.arriving]
         return backlog
+
+    def _has_backlog(self, backlog: list[tuple[int, int]], first: Sequence) -> bool:
+        """Whether prompts that are not less urgent than the first in line fill the next step."""
+        num_tokens_left = (num_left for priority, num_left in backlog if priority <= first.priority)
+        return has_prefill_backlog(num_tokens_left, self._max_num_batched_tokens)
 
     def _ask(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.ADMITTING

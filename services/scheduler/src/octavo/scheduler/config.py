@@ -68,7 +68,8 @@ class SchedulerConfig(ServiceConfig):
     memory, as long as it has room, and prefixes come back from there whatever that costs."""
 
     min_progress: int = Field(default=16, ge=1)
-    """Tokens that a sequence samples between two preemptions, if any other can be preempted instead."""
+    """Tokens that a sequence samples between two preemptions, if any other can be preempted instead. Before it has, no
+    more urgent one takes its slot."""
 
     swap_timeout_s: float = Field(default=60.0, gt=0)
     """How long a sequence stays in host memory; then it waits to be computed again."""

@@ -8,7 +8,7 @@ and, from the start of a worker's pool to its loss:
 WorkerPool    worker_pool.py   blocks and slots, who runs, steps on their way
 Forks         forks.py         who asks to share another's blocks
 Admissions    admissions.py    who asks for blocks, and the answers
-Relief        relief.py        who gives way when blocks run out
+Relief        relief.py        who gives way when blocks or slots run out
 StepResults   step_results.py  what a step's result does
 Pipeline      pipeline.py      launches steps
 """
@@ -292,6 +292,7 @@ class SchedulerCore:
                 life.pipeline.launch(outbox.plans, now, has_kvmanager=self.has_kvmanager)
             if self.has_kvmanager:
                 life.relief.give_up_overdue(now)
+                life.relief.pause_less_urgent()
                 life.admissions.ask_for_waiting()
                 outbox.kv_request = self._take_kv_request(life, is_idle=self.has_worker and not outbox.plans)
         outbox.batches = self._requests.take_batches(

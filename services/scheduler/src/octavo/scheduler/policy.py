@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.scheduler.queues import place_in_line
 from octavo.scheduler.sequence import Sequence
 
 
@@ -40,9 +41,31 @@ def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequenc
     the sequence with the most work goes on until another has made progress, and somebody always does.
     """
     candidates = list(running)
-    unspared = [one for one in candidates if not one.num_preemptions or one.num_new_tokens >= min_progress]
+    return _least_to_lose([one for one in candidates if _is_unspared(one, min_progress)] or candidates)
+
+
+def choose_less_urgent(running: Iterable[Sequence], first: Sequence, min_progress: int) -> Sequence | None:
+    """Who makes way for the first in line, which lacks a slot: chosen as a victim is, of those that are less urgent.
+
+    None of equal priority is; nor one that has become so old that it would be before `first` in line; nor one that was
+    preempted before and has not sampled `min_progress` tokens since. So a sequence is paused at most once for each
+    later one that may overtake it, and moves on between two pauses.
+    """
+    urgency = first.priority
+    less_urgent = [one for one in running if one.priority > urgency]
+    if not less_urgent:
+        return None
+    place = place_in_line(first)
+    return _least_to_lose(one for one in less_urgent if place_in_line(one) > place and _is_unspared(one, min_progress))
+
+
+def _is_unspared(sequence: Sequence, min_progress: int) -> bool:
+    return not sequence.num_preemptions or sequence.num_new_tokens >= min_progress
+
+
+def _least_to_lose(candidates: Iterable[Sequence]) -> Sequence | None:
     return max(
-        unspared or candidates,
+        candidates,
         key=lambda sequence: (
             sequence.priority,
             -sequence.num_computed_tokens,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.common.messages.kv import PoolCounts
-from octavo.scheduler.policy import choose_victim
+from octavo.scheduler.policy import choose_less_urgent, choose_victim
 from octavo.scheduler.preemption_cost import PreemptionCost
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.swapping import Swapping
@@ -43,6 +43,10 @@ class Preemption:
 
     def victim(self, running: Iterable[Sequence]) -> Sequence | None:
         return choose_victim(running, self._settings.min_progress)
+
+    def less_urgent(self, running: Iterable[Sequence], first: Sequence) -> Sequence | None:
+        """The one that makes way for the first in line, if only a slot is missing."""
+        return choose_less_urgent(running, first, self._settings.min_progress)
 
     def num_kept_blocks(self, victim: Sequence, num_needed: int, counts: PoolCounts) -> int | None:
         """Blocks that stay on the device when the victim is swapped, if `num_needed` are wanted; None to recompute it.

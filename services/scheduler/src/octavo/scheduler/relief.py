@@ -1,6 +1,8 @@
-"""What is done when blocks run out: who gives way, and what becomes of it."""
+"""What is done when blocks or slots run out: who gives way, and what becomes of it."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from octavo.common.errors import InternalError
 from octavo.common.messages.kv import SwappedOut
@@ -18,7 +20,10 @@ from octavo.scheduler.worker_pool import WorkerPool
 
 
 class Relief:
-    """Takes blocks: of kept choices first, then of one sequence that runs, and of swapped ones that are in the way."""
+    """Takes blocks: of kept choices first, then of one sequence that runs, and of swapped ones that are in the way.
+
+    Takes a slot of one that runs for a more urgent one that waits.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,8 @@ class Relief:
         """A decode was left out of the plan that was made last, for want of a block, and nobody has given way since."""
         self._starved: list[Sequence] = []
         """As the log was told."""
+        self._leaves_for: Literal["no_blocks", "no_slot"] = "no_blocks"
+        """Why the LEAVING sequence does; there is at most one."""
         self._preemption = preemption
         self._pool = pool
         self._places = places
@@ -70,7 +77,7 @@ class Relief:
     def _preempt_one(self) -> None:
         """Take the blocks of a choice that is only kept, else some of one that runs; it goes on later."""
         running, swapping = self._pool.running, self._pool.swapping
-        if self._places.let_go_kept(1) or any(one.state is SequenceState.LEAVING for one in running.values()):
+        if self._places.let_go_kept(1) or self._is_one_leaving:
             return
         partial = swapping.partial
         if partial is not None:
@@ -83,14 +90,32 @@ class Relief:
         if len(running) == 1:
             self._relieve_last(victim)
             return
+        self.has_starved = False
+        self._preempt(victim, "no_blocks")
+
+    @property
+    def _is_one_leaving(self) -> bool:
+        return any(one.state is SequenceState.LEAVING for one in self._pool.running.values())
+
+    def _preempt(self, victim: Sequence, why: Literal["no_blocks", "no_slot"]) -> None:
+        self._leaves_for = why
         self._stats.num_preemptions += 1
         victim.num_preemptions += 1
-        self.has_starved = False
         self._pool.decodes.leave(victim)
         if victim.num_steps_in_flight:
             victim.state = SequenceState.LEAVING
         else:
             self.give_way(victim)
+
+    def pause_less_urgent(self) -> None:
+        """If the first in line lacks nothing but a slot, one that runs and is less urgent gives up its own."""
+        first = self._admissions.first_without_slot
+        if first is None:
+            return
+        less_urgent = self._preemption.less_urgent(self._pool.running.values(), first)
+        if less_urgent is not None and not self._is_one_leaving:
+            self._stats.num_paused += 1
+            self._preempt(less_urgent, "no_slot")
 
     def _relieve_last(self, sequence: Sequence) -> None:
         """It is the only one that runs, so no other can give way but swapped ones."""
@@ -100,10 +125,16 @@ class Relief:
             self._requests.fail(sequence.request, InternalError("the block pool is exhausted by one sequence"))
 
     def give_way(self, victim: Sequence) -> None:
-        """A preempted sequence has no step in flight any more."""
-        num_kept = self._preemption.num_kept_blocks(victim, len(self._pool.running), self._pool.account.counts)
+        """A preempted sequence has no step in flight any more.
+
+        One that only makes way for another is not swapped: blocks are not short, so its own stay in the prefix cache,
+        and it waits in its old place in line.
+        """
+        num_kept = None
+        if self._leaves_for == "no_blocks":
+            num_kept = self._preemption.num_kept_blocks(victim, len(self._pool.running), self._pool.account.counts)
         if num_kept is None:
-            self._log.preempted(victim, "no_blocks", "recompute", WaitCause.BEHIND_OTHERS)
+            self._log.preempted(victim, self._leaves_for, "recompute", WaitCause.BEHIND_OTHERS)
             self._stats.num_preemptions_by_kind["recompute"] += 1
             self._places.leave(victim, SequenceState.WAITING)
             return

@@ -13,7 +13,7 @@ class WaitCause(enum.StrEnum):
 
     BEHIND_OTHERS = "behind_others"  # others are before it in the queue
     NO_SLOT = "no_slot"  # as many sequences run as may
-    PREFILL_BACKLOG = "prefill_backlog"  # prompts that hold blocks already fill the next step
+    PREFILL_BACKLOG = "prefill_backlog"  # prompts with blocks, not less urgent, fill the next step
     KV_ANSWER = "kv_answer"  # the KV manager has been asked for its blocks
     NO_BLOCKS = "no_blocks"  # too few blocks in the pool
     IN_FLIGHT_PREFIX = "in_flight_prefix"  # another sequence is computing its next block
