@@ -13,6 +13,7 @@ import uvloop
 
 from octavo.common import logs
 from octavo.common.service_config import ServiceConfig
+from octavo.common.tracing import TracingUnavailableError
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[N
 
     try:
         uvloop.run(main())
-    except OSError as error:
+    except (OSError, TracingUnavailableError) as error:
         log.error("service stopped", error=str(error))
         sys.exit(1)
     log.info("service stopped")

@@ -76,6 +76,12 @@ class ServiceConfig(BaseSettings):
     """Where other members reach this service; unset: where it listens. The first is for its stream, the first of gRPC
     for other calls."""
 
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    """OpenTelemetry collector for OTLP over HTTP (http://HOST:4318), to which traces are sent; unset makes none."""
+
+    trace_sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of traces that are kept, of those that begin here; a caller's `traceparent` decides for its own."""
+
     drain_grace_s: float = Field(default=5.0, ge=0)
     """Seconds that running work is given after SIGTERM or SIGINT."""
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from octavo.common.errors import OctavoError
+from octavo.common.tracing import open_tracer
 from octavo.gateway import (
     anthropic_messages,
     chat,
@@ -52,6 +53,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
     admin = SchedulerAdmin(config.scheduler_admin, config.link_tls) if config.scheduler_admin else None
 
+    tracer = open_tracer("gateway", config)
     source = key_source(config)
     ring = KeyRing(source) if source is not None else None
     limiter: Limiter = RedisLimiter(str(config.limits_redis)) if config.limits_redis is not None else MemoryLimiter()
@@ -71,6 +73,8 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
                     await task
             await store.close()
             await limiter.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             await checker.close()
             if admin is not None:
                 await admin.close()
@@ -89,7 +93,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(RequestContextMiddleware, tracer=tracer)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)
     app.add_exception_handler(RefusedError, _on_error)

@@ -108,7 +108,9 @@ class GenerationResponse(Response):
         job = self._job
         await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
         prompts = [replace(prompt, priority=job.account.priority(prompt.priority)) for prompt in job.prompts]
-        generation = self._client.submit(job.request_id, prompts, job.cache_salt, job.seconds_left())
+        generation = self._client.submit(
+            job.request_id, prompts, job.cache_salt, job.seconds_left(), job.account.traceparent
+        )
         try:
             with generation, metrics.OPEN_GENERATIONS.track_inprogress():
                 if job.is_stream:

@@ -26,6 +26,8 @@ class RequestAccount:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     ttft_s: float | None = None
+    traceparent: str = ""
+    """Context for spans of it; empty if it is not traced."""
     standing: Standing | None = None
     """After the last call of the limiter; None where the tenant has no limits."""
     _limiter: Limiter | None = None

@@ -11,6 +11,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.common.tracing import Span, Tracer
 from octavo.gateway import metrics
 from octavo.gateway.generation_response import CLIENT_GONE_STATUS
 from octavo.gateway.http_errors import FieldError, error_response, report_of
@@ -37,8 +38,8 @@ class RequestContextMiddleware:
     an answer's start, and a stream would pay for them with every token.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
+        self._app, self._tracer = app, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +49,7 @@ class RequestContextMiddleware:
         request_id = _request_id(scope)
         state = scope.setdefault("state", {})
         state["request_id"], state["received_s"] = request_id, received_s
+        span = self._begin_span(scope)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -70,6 +72,17 @@ class RequestContextMiddleware:
         if state.get("client_is_gone"):
             status = CLIENT_GONE_STATUS
         self._record(scope, request_id, status, time.perf_counter() - received_s)
+        if span is not None:
+            _end_span(span, scope, request_id, status)
+
+    def _begin_span(self, scope: Scope) -> Span | None:
+        """The request's span, if traces are made; its context is in the account."""
+        if self._tracer is None or scope["path"].startswith(_QUIET_PATHS):
+            return None
+        given = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+        span = self._tracer.start(scope["method"], given, is_server=True)
+        account_of(scope).traceparent = span.traceparent
+        return span
 
     def _record(self, scope: Scope, request_id: str, status: int, duration_s: float) -> None:
         """The access log: what was asked for, by whom, and what it cost; never a text or a key."""
@@ -95,6 +108,24 @@ class RequestContextMiddleware:
             duration_s=round(duration_s, 4),
             **facts,
         )
+
+
+def _end_span(span: Span, scope: Scope, request_id: str, status: int) -> None:
+    account = account_of(scope)
+    route = getattr(scope.get("route"), "path", "unknown")
+    facts: dict[str, str | int | float] = {
+        "http.request.method": scope["method"],
+        "http.route": route,
+        "http.response.status_code": status,
+        "octavo.request_id": request_id,
+        "octavo.tenant": account.tenant_name,
+    }
+    if account.num_prompt_tokens:
+        facts["gen_ai.usage.input_tokens"] = account.num_prompt_tokens
+        facts["gen_ai.usage.output_tokens"] = account.num_output_tokens
+    if account.ttft_s is not None:
+        facts["octavo.ttft_seconds"] = account.ttft_s
+    span.end(facts, error=f"status {status}" if status >= 500 else "", name=f"{scope['method']} {route}")
 
 
 def _request_id(scope: Scope) -> str:

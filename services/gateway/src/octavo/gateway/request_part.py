@@ -103,6 +103,7 @@ class Part:
             branch=prompt.branch,
             keep_s=prompt.keep_s,
             resumed=() if begins else resumed,
+            traceparent=self.generation.traceparent,
         )
 
     def start(self, started: RequestStarted) -> bool:

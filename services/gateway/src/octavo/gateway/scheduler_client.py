@@ -78,6 +78,7 @@ class Generation:
         "_waiter",
         "last_news_s",
         "num_cached_tokens",
+        "traceparent",
     )
 
     def __init__(self, client: SchedulerClient, num_prompts: int, n: int) -> None:
@@ -89,6 +90,8 @@ class Generation:
         self._error: OctavoError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self.traceparent = ""
+        """Context for spans of it; empty if it is not traced."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache, over all prompts."""
         self.last_news_s = 0.0
@@ -212,7 +215,12 @@ class SchedulerClient:
         return len(self._parts)
 
     def submit(
-        self, request_id: str, prompts: Sequence[Prompt], cache_salt: bytes = b"", timeout_s: float | None = None
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        cache_salt: bytes = b"",
+        timeout_s: float | None = None,
+        traceparent: str = "",
     ) -> Generation:
         """Start a generation, to be entered at once with `with`. All prompts have the same number of choices.
 
@@ -229,6 +237,7 @@ class SchedulerClient:
             self._link.close()  # numbers are used up; on the next link they begin anew
         n = prompts[0].params.n
         generation = Generation(self, len(prompts), n)
+        generation.traceparent = traceparent
         loop = asyncio.get_running_loop()
         generation.last_news_s = loop.time()
         if timeout_s is not None:

@@ -187,6 +187,7 @@ def _tell_worker(plan: StepPlan, sequence: Sequence, sharing: SharingGroups) -> 
                 top_k=params.top_k,
                 num_logprobs=params.num_logprobs if beams is None else beams.num_logprobs,
                 rules=_slot_rules(sequence),
+                traceparent=sequence.request.traceparent,
             )
         )
     num_sent = sequence.num_sent_blocks

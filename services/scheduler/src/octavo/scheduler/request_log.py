@@ -47,6 +47,8 @@ class RequestLog:
         self.preemption_cost_s = {"recompute": 0.0, "swap": 0.0}
         """What is known of the cost of preemptions, by kind."""
         self._timeline = timeline
+        self.on_ended: Callable[[RequestRecord, float], None] | None = None
+        """Told of a traced request that has ended, and when."""
         self._num_ended_kept = num_ended_kept
         self._by_id: dict[str, RequestRecord] = {}
         """Of several requests of one id, the last."""
@@ -159,7 +161,12 @@ class RequestLog:
         record = self._live.get(request)
         if record is None:
             record = RequestRecord(
-                request.request_id, request.salt, request.num_prompt_tokens, request.params.n, arrived_at=now
+                request.request_id,
+                request.salt,
+                request.num_prompt_tokens,
+                request.params.n,
+                arrived_at=now,
+                traceparent=request.traceparent,
             )
             self._live[request] = self._by_id[request.request_id] = record
         own = SequenceRecord(sequence.sequence_id, sequence.choice_index, record)
@@ -173,7 +180,12 @@ class RequestLog:
 
     def _refused(self, now: float, submit: Submit, error: OctavoError) -> None:
         record = RequestRecord(
-            submit.request_id, submit.cache_salt, len(submit.prompt_token_ids), submit.params.n, arrived_at=now
+            submit.request_id,
+            submit.cache_salt,
+            len(submit.prompt_token_ids),
+            submit.params.n,
+            arrived_at=now,
+            traceparent=submit.traceparent,
         )
         record.error, record.ended_at = (error.reason, error.message), now
         self._by_id[submit.request_id] = record
@@ -320,6 +332,8 @@ class RequestLog:
         self._keep_ended(record)
 
     def _keep_ended(self, record: RequestRecord) -> None:
+        if self.on_ended is not None and record.traceparent:
+            self.on_ended(record, record.ended_at or record.arrived_at)
         self._ended.append(record)
         while len(self._ended) > self._num_ended_kept:
             self._forget(self._ended.popleft())

@@ -152,6 +152,8 @@ class RequestRecord:
     num_prompt_tokens: int
     num_choices: int
     arrived_at: float
+    traceparent: str = ""
+    """Of the span that it is told by."""
     sequences: list[SequenceRecord] = field(default_factory=list)
     num_output_tokens: int = 0
     """Of choices that have ended."""

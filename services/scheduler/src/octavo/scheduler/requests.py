@@ -125,6 +125,7 @@ class Requests:
             salt=submit.cache_salt,
             priority=submit.priority,
             keep_s=submit.keep_s,
+            traceparent=submit.traceparent,
             has_fanned_out=submit.params.n == 1,
         )
         self._rules.apply_to(request)

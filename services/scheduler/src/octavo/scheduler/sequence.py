@@ -54,6 +54,8 @@ class Request:
     """Set for a beam search. Its sequences are there, and no choice has one."""
     keep_s: float = 0.0
     """Seconds for which choices can be branched from after their end."""
+    traceparent: str = ""
+    """Context for spans of it; empty if it is not traced."""
 
     @property
     def awaits_prompt_logprobs(self) -> bool:

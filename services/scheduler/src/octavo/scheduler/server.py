@@ -43,12 +43,14 @@ from octavo.common.messages.step import (
     WorkerRequest,
 )
 from octavo.common.runtime import Stop
+from octavo.common.tracing import open_tracer
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.core import SchedulerCore
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.peer import Peer
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.scheduler.request_explanation import explain
+from octavo.scheduler.request_spans import RequestSpans
 from octavo.scheduler.worker_group import WorkerGroup
 
 log = structlog.get_logger()
@@ -105,6 +107,10 @@ class SchedulerServer:
                 num_explained_requests=config.num_explained_requests,
             )
         )
+        tracer = open_tracer("scheduler", config)
+        self._spans = RequestSpans(tracer) if tracer is not None else None
+        if self._spans is not None:
+            self.core.log.on_ended = self._spans.end
         self._config = config
         self._first_epoch = first_epoch or int(time.time() * 1000)
         self._least_boot_epoch = least_boot_epoch
@@ -170,7 +176,7 @@ class SchedulerServer:
     def _on_gateway_message(self, gateway_id: int, message: GatewayMessage) -> None:
         match message:
             case Submit():
-                self.core.on_submit(gateway_id, message)
+                self.core.on_submit(gateway_id, self._spans.begin(message) if self._spans is not None else message)
             case Abort():
                 self.core.on_abort(gateway_id, message)
             case Forget():
@@ -389,3 +395,5 @@ class SchedulerServer:
                     await task
             for link in list(self._gateways.values()):
                 link.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)

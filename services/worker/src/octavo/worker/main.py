@@ -25,6 +25,7 @@ from octavo.common.links import listen
 from octavo.common.operations_http import operations_http
 from octavo.common.registry import Role
 from octavo.common.registry.participant import taking_part
+from octavo.common.tracing import open_tracer
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.server import WorkerServer
@@ -48,7 +49,7 @@ def new_server(config: WorkerConfig) -> WorkerServer:
 
         return load_core(config, progress)
 
-    return WorkerServer(build)
+    return WorkerServer(build, open_tracer("worker", config))
 
 
 async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:

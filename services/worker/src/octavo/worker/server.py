@@ -21,8 +21,10 @@ from octavo.common.messages.step import (
     WorkerReply,
     WorkerRequest,
 )
+from octavo.common.tracing import Tracer
 from octavo.worker.compute_thread import BuildCore, ComputeThread, Tenure
 from octavo.worker.session import PlanFate, WorkerSession
+from octavo.worker.slot_spans import SlotSpans
 
 if TYPE_CHECKING:  # imports torch
     from octavo.worker.worker_core import WorkerCore
@@ -41,7 +43,7 @@ class WorkerServer:
     Everything but the compute thread runs on the event loop in which it was made.
     """
 
-    def __init__(self, build: BuildCore) -> None:
+    def __init__(self, build: BuildCore, tracer: Tracer | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         """Done when the model is loaded and warm; holds the error if that failed."""
@@ -54,6 +56,7 @@ class WorkerServer:
         self._ready: WorkerReady | None = None
         """What the present session was told when it began."""
         self._last_epoch = -1
+        self._spans = SlotSpans(tracer) if tracer is not None else None
 
     def start(self) -> None:
         """Begin to load the model. Links may be accepted before and meanwhile."""
@@ -65,6 +68,8 @@ class WorkerServer:
             link.close()
         self._end_tenure()
         await asyncio.to_thread(self._compute.stop, grace_s)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def health(self) -> str:
         """Empty when ready; else what the worker is doing."""
@@ -88,6 +93,8 @@ class WorkerServer:
 
     def _on_plan(self, tenure: Tenure, session: WorkerSession, plan: StepPlan) -> None:
         if session.accept(plan) is PlanFate.RUN:
+            if self._spans is not None:
+                self._spans.on_plan(plan)
             self._compute.submit(tenure, plan)
         elif (result := session.stored(plan.step_id)) is not None:
             self._send(result)
@@ -123,6 +130,8 @@ class WorkerServer:
 
         def keep(reply: StepResult | StepRefused) -> None:
             if not tenure.is_over.is_set() and self._session is not None:
+                if self._spans is not None:
+                    self._spans.on_reply(reply)
                 self._session.keep(reply)
                 self._send(reply)
 
@@ -142,6 +151,8 @@ class WorkerServer:
     def _end_tenure(self) -> None:
         if self._tenure is not None:
             self._tenure.is_over.set()
+            if self._spans is not None:
+                self._spans.drop_all()
             self._tenure = self._session = self._ready = None
 
     def _turn_away(self, link: WorkerLink, error: OctavoError) -> None:

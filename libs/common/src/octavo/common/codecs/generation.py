@@ -94,6 +94,7 @@ def encode_gateway(message: GatewayMessage) -> bytes:
             priority=message.priority,
             branch=_branch_to_proto(message.branch) if message.branch else None,
             keep_s=message.keep_s,
+            traceparent=message.traceparent,
             resumed=[
                 pb.ResumedChoice(choice_index=choice.choice_index, output_token_ids=pack_int32(choice.output_token_ids))
                 for choice in message.resumed
@@ -131,6 +132,7 @@ def decode_gateway(body: bytes) -> GatewayMessage:
                 priority=submit.priority,
                 branch=_branch_from_proto(submit.branch) if submit.HasField("branch") else None,
                 keep_s=submit.keep_s,
+                traceparent=submit.traceparent,
                 resumed=tuple(
                     ResumedChoice(choice.choice_index, tuple(unpack_int32(choice.output_token_ids)))
                     for choice in submit.resumed

@@ -71,6 +71,7 @@ def _plan_to_proto(plan: StepPlan) -> pb.StepPlan:
                 top_k=opened.top_k,
                 num_logprobs=opened.num_logprobs,
                 rules=_rules_to_proto(opened.rules) if opened.rules is not None else None,
+                traceparent=opened.traceparent,
             )
             for opened in plan.opened_slots
         ],
@@ -107,6 +108,7 @@ def _plan_from_proto(plan: pb.StepPlan) -> StepPlan:
                 top_k=opened.top_k,
                 num_logprobs=opened.num_logprobs if opened.HasField("num_logprobs") else None,
                 rules=_rules_from_proto(opened.rules) if opened.HasField("rules") else None,
+                traceparent=opened.traceparent,
             )
             for opened in plan.opened_slots
         ],

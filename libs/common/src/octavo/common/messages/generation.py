@@ -86,6 +86,8 @@ class Submit:
     """The prompt goes on from there; `prompt_token_ids`, which may then be empty, come after the shared tokens."""
     keep_s: float = 0.0
     """Seconds for which the choices can be branched from after they have ended."""
+    traceparent: str = ""
+    """W3C trace context of the request; empty if it is not traced."""
     resumed: tuple[ResumedChoice, ...] = ()
     """Choices that have tokens and have not ended; all others have ended. Empty for a request that begins."""
 

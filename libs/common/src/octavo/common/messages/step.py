@@ -93,6 +93,8 @@ class OpenSlot:
     top_k: int
     num_logprobs: int | None
     rules: SlotRules | None = None
+    traceparent: str = ""
+    """W3C trace context of the request; empty if it is not traced."""
 
 
 class TableDelta(NamedTuple):
