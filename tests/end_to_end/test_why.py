@@ -23,6 +23,7 @@ def test_a_repeated_prompt_is_explained_by_its_hits(transport: Transport, tiny_m
         told = [http.get(f"/v1/requests/{answer['id']}/why").json() for answer in (cold, warm, both)]
         missing = http.get("/v1/requests/cold-2/why")
         metrics = http.get("/metrics").text
+        live = http.get(f"/ui/api/requests/{warm['id']}/why").status_code
     first, second = told[0]["prompts"][0], told[1]["prompts"][0]
     assert (told[0]["id"], first["state"], first["num_prompt_tokens"]) == ("cold-1", "ended", 70)
     [admission] = first["sequences"][0]["admissions"]
@@ -32,5 +33,22 @@ def test_a_repeated_prompt_is_explained_by_its_hits(transport: Transport, tiny_m
     assert 0 < second["first_token_s"] <= second["ended_s"]
     assert [prompt["num_prompt_tokens"] for prompt in told[2]["prompts"]] == [70, 20]
     assert missing.status_code == 404
+    assert live == (404 if transport == "local" else 200)
     assert 'octavo_prefix_blocks_total{outcome="hit_device"}' in metrics
     assert 'octavo_request_wait_seconds_total{cause="no_slot"}' in metrics
+
+
+def test_the_live_view_is_wired_to_both_services(tiny_model: PreparedModel) -> None:
+    with (
+        running_cluster(tiny_model, ServerSettings("frames", block_size=16, num_blocks=128)) as cluster,
+        httpx.Client(base_url=cluster.url, timeout=60, trust_env=False) as http,
+    ):
+        http.post("/v1/completions", json={"prompt": list(range(5, 75)), "max_tokens": 4, "ignore_eos": True})
+        with http.stream("GET", "/ui/api/stream") as response:
+            seen = b""
+            for chunk in response.iter_raw():
+                seen += chunk
+                if b'"type":"pool"' in seen and b'"type":"activity"' in seen:
+                    break
+    assert b'"num_blocks":128,"block_size":16' in seen
+    assert b'"output_tokens":4' in seen

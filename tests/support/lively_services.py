@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import grpc
 import orjson
@@ -51,6 +51,14 @@ class LivelyPool:
         self._next_id = 1
         while len(self.lengths) < self.num_sequences and self.admit():
             pass
+
+    # What a servicer asks of its server.
+
+    hash_algorithm: ClassVar[str] = "sha256"
+
+    @property
+    def pools(self) -> list[Pool]:
+        return [self.pool]
 
     def find_pool(self, pool_id: str) -> Pool | None:
         return self.pool if pool_id in ("", "default") else None

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from octavo.kvmanager.block_pool import BlockState
+from support.explanations import EXPLANATION
 from support.lively_services import LivelyPool, request_id_of
 from support.running_gateway import says
 from support.web_page import Served, page_of, served
@@ -165,7 +166,7 @@ def test_the_prefix_tree_opens_by_keyboard_and_counts_what_is_findable(page: Pag
 def test_why_is_told_in_words(page: Page, still: Served) -> None:
     sequence_id = sorted(still.services.pool.lengths)[0]
     request_id = request_id_of(sequence_id)
-    still.services.scheduler.explanations[request_id] = explanation(request_id)
+    still.services.scheduler.explanations[request_id] = {**EXPLANATION, "id": request_id}
     page.get_by_placeholder("Find a request").fill(request_id)
     page.get_by_role("option").click()
     page.get_by_role("button", name="Why?").click()
@@ -177,55 +178,6 @@ def test_why_is_told_in_words(page: Page, still: Served) -> None:
     expect(why).to_contain_text("which cost 12.0 ms")
     page.keyboard.press("Escape")
     expect(why).to_be_hidden()
-
-
-def explanation(request_id: str) -> dict[str, object]:
-    return {
-        "id": request_id,
-        "object": "request.explanation",
-        "prompts": [
-            {
-                "id": request_id,
-                "state": "running",
-                "arrived_at": 1.0,
-                "num_prompt_tokens": 640,
-                "num_choices": 1,
-                "first_token_s": 1.5,
-                "ended_s": None,
-                "error": None,
-                "sequences": [
-                    {
-                        "choice_index": 0,
-                        "waits_for": None,
-                        "waited_s": {"no_blocks": 1.25, "kv_answer": 0.0004},
-                        "admissions": [
-                            {
-                                "at_s": 1.25,
-                                "num_tokens": 640,
-                                "num_blocks": 40,
-                                "blocks": {"hit_device": 30, "evicted": 9, "tail_not_full": 1},
-                            }
-                        ],
-                        "preemptions": [
-                            {
-                                "at_s": 2.0,
-                                "why": "no_credit",
-                                "kind": "swap",
-                                "num_computed_tokens": 650,
-                                "num_blocks": 41,
-                                "num_swapped_blocks": 41,
-                                "num_tokens_computed_again": 0,
-                                "cost_s": 0.012,
-                                "back_after_s": 0.4,
-                            }
-                        ],
-                        "finish_reason": None,
-                        "ended_s": None,
-                    }
-                ],
-            }
-        ],
-    }
 
 
 def test_the_latencies_and_the_goodput_follow_the_limits(page: Page) -> None:

@@ -30,6 +30,8 @@ def test_sequences_are_named_once_and_steps_are_told_once() -> None:
     step_ids = unpack_int64(after.step_ids)
     assert step_ids == list(range(1, len(step_ids) + 1))
     assert sum(unpack_int32(after.step_prefill_tokens)) == 18 + 9
+    assert max(unpack_int32(after.step_rows)) == 2
+    assert all(unpack_int32(after.step_rows))
     launched, ended = unpack_float64(after.step_launched_s), unpack_float64(after.step_ended_s)
     assert all(begin <= end <= cluster.now for begin, end in zip(launched, ended, strict=True))
     assert {request.request_id: request.num_output_tokens for request in after.ended} == {
@@ -77,3 +79,21 @@ def test_output_tokens_of_all_choices_count(num_choices: int) -> None:
     cluster.run()
     [ended] = ActivityWatch(cluster.core).look(cluster.now).ended
     assert (ended.num_output_tokens, ended.num_choices) == (5 * num_choices, num_choices)
+
+
+def test_lengths_are_those_of_the_moment() -> None:
+    cluster = StepCluster()
+    request_no = cluster.submit(some_prompt(18), max_tokens=40)
+    watch = ActivityWatch(cluster.core)
+    seen = []
+    while cluster.core.num_requests:
+        cluster.step()
+        frame = watch.look(cluster.now)
+        if frame.num_running:
+            [num_tokens], [num_computed] = unpack_int32(frame.num_tokens), unpack_int32(frame.num_computed_tokens)
+            [sequence] = cluster.core.present()[0]
+            assert (num_tokens, num_computed) == (len(sequence.token_ids), sequence.num_computed_tokens)
+            seen.append(num_tokens)
+    assert seen == sorted(seen)
+    assert seen[-1] == 18 + len(cluster.output(request_no)) - 1
+    assert len(set(seen)) == 40

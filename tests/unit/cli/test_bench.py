@@ -93,3 +93,18 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do(url: str, complaint:
     status, out, err = bench(url)
     assert (status, out) == (1, "")
     assert complaint in err
+
+
+def test_the_report_alone_can_be_printed_as_json(tmp_path: Path) -> None:
+    with scripted_openai_server(GOOD) as server:
+        status, out, err = bench(server.url, "-n", "2", "--json", "-")
+        assert (status, json.loads(out)["report"]["num_completed"]) == (0, 2)
+        assert "2 of 2" in err
+        status, _, err = bench(server.url, "-n", "1", "--json", str(tmp_path / "nowhere" / "report.json"))
+    assert status == 1
+    assert "cannot be written to" in err
+
+
+def test_version_as_json() -> None:
+    result = CliRunner().invoke(app, ["version", "--json"])
+    assert set(json.loads(result.stdout)) == {"version"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -115,3 +116,32 @@ def test_a_message_without_an_answer_is_forgotten() -> None:
         with pytest.raises(ServerError, match="a bug"):
             list(conversation.ask("Hi"))
         assert conversation.messages == []
+
+
+def test_json_has_the_answer_its_usage_and_its_times() -> None:
+    usage = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    with scripted_openai_server(
+        Answer([piece("Hel"), piece("lo."), end, {"choices": [], "usage": usage}, DONE])
+    ) as server:
+        result = chat(server.url, "--once", "Hi", "--json")
+        assert server.received[0]["stream_options"] == {"include_usage": True}
+    answer = json.loads(result.stdout)
+    assert (answer["content"], answer["finish_reason"], answer["usage"]) == ("Hello.", "stop", usage)
+    assert answer["model"] == "scripted"
+    assert 0 < answer["first_text_s"] <= answer["duration_s"]
+
+
+def test_json_of_a_conversation_is_a_line_for_each_answer() -> None:
+    with scripted_openai_server(HELLO, BYE) as server:
+        result = chat(server.url, "--json", typed="Hi\nBye\n")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["content"] for line in lines] == ["Hello.", "Goodbye."]
+
+
+def test_json_of_a_failure_is_an_error_and_a_missing_key_is_explained() -> None:
+    refusal = Answer(status=401, body={"error": {"message": "no API key was sent"}})
+    with scripted_openai_server(refusal) as server:
+        result = chat(server.url, "--once", "Hi", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"].endswith("Set OCTAVO_API_KEY to a key of the server")

@@ -7,11 +7,14 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from octavo.cli.inspect import run_inspect
+from octavo.cli.inspect import InspectSettings, run_inspect, run_why
+from octavo.cli.main import app
 from octavo.cli.run_files import RunningServer, registered, running_servers
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.links import Address, Link, listen, local_pair
@@ -26,6 +29,8 @@ from octavo.common.messages.kv import (
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.server import KvManagerServer
 from octavo.kvmanager.servicer import KvManagerServicer
+from support.explanations import EXPLANATION
+from support.lively_services import LivelyPool, LivelyServices, lively_services, request_id_of
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,7 @@ def kvmanager(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_pool_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(kvmanager, "", as_json=False) == 0
+    assert run_inspect(InspectSettings(kvmanager)) == 0
     shown = capsys.readouterr().out
     for part in ("pool group-0: 10 blocks of 16 tokens", "active 4", "2 by 2", "2 tables", "the ledger adds up"):
         assert part in shown
@@ -71,7 +76,7 @@ def test_a_pool_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_everything_is_in_the_json(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(kvmanager, "group-0", as_json=True) == 0
+    assert run_inspect(InspectSettings(kvmanager, pool_id="group-0", as_json=True)) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["states"] == ["active"] * 4 + ["free"] * 6
     assert shown["ref_counts"] == [2, 2, 1, 1] + [0] * 6
@@ -82,9 +87,9 @@ def test_everything_is_in_the_json(kvmanager: str, capsys: pytest.CaptureFixture
 
 def test_the_running_server_is_found(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
     with registered(RunningServer(os.getpid(), "http://x", kvmanager, "grpc://y:1")):
-        assert run_inspect(None, "", as_json=False) == 0
+        assert run_inspect(InspectSettings()) == 0
     assert running_servers() == []
-    assert run_inspect(None, "", as_json=False) == 1
+    assert run_inspect(InspectSettings()) == 1
     assert "no running `octavo serve` was found" in capsys.readouterr().err
 
 
@@ -99,5 +104,84 @@ def test_files_of_dead_servers_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("address", "pool"), [("grpc+unix:///nowhere/x", ""), ("http://x", "")])
 def test_what_cannot_be_asked_is_said(address: str, pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(address, pool, as_json=False) == 1
+    assert run_inspect(InspectSettings(address, pool_id=pool)) == 1
     assert capsys.readouterr().err
+
+
+@pytest.fixture
+def lively(tmp_path: Path) -> Iterator[LivelyServices]:
+    """A KV manager and a scheduler with four running sequences and nine that wait."""
+    found: list[LivelyServices] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        pool = LivelyPool(num_blocks=200, num_sequences=4, prompt_blocks=20, shared_blocks=6)
+        async with lively_services(tmp_path, pool, tick_s=3600) as services:
+            found.append(services)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait(10)
+    yield found[0]
+    stop.set()
+    thread.join()
+
+
+def addresses(services: LivelyServices) -> dict[str, str]:
+    targets = {name.removesuffix("_admin"): target for name, target in services.targets.items()}
+    return {name: target.replace("unix:", "grpc+unix://") for name, target in targets.items()}
+
+
+def test_queues_sequences_and_steps_are_shown(lively: LivelyServices, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_inspect(InspectSettings(**addresses(lively))) == 0
+    shown = capsys.readouterr().out
+    for part in ("running 4 of 512 slots", "waiting 7", "waiting for a shared prefix 2", "steps", "worker busy"):
+        assert part in shown
+    pool = lively.pool.pool
+    counts = pool.counts()
+    assert f"{counts.active} active, {counts.cached} cached, of 200" in shown
+    first_lines = shown.splitlines()[1:4]
+    assert sum(line.count("·") for line in first_lines) == counts.free
+    longest = max(pool.tables, key=lambda entry: len(entry[1].block_ids))[0]
+    assert request_id_of(longest)[:12] in shown
+
+
+def test_the_json_has_what_the_scheduler_tells(lively: LivelyServices, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_inspect(InspectSettings(**addresses(lively), as_json=True)) == 0
+    activity = json.loads(capsys.readouterr().out)["activity"]
+    assert activity["queues"]["running"] == 4
+    waiting = [one for one in activity["sequences"] if one["state"] == "waiting"]
+    assert [one["waits_for"] for one in waiting].count("in_flight_prefix") == 2
+    running = {one["sequence_id"]: one["request_id"] for one in activity["sequences"] if one["state"] == "running"}
+    assert running == {sequence_id: request_id_of(sequence_id) for sequence_id in lively.pool.lengths}
+
+
+def test_a_scheduler_that_is_away_leaves_the_pool_to_be_seen(
+    kvmanager: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with registered(RunningServer(os.getpid(), "http://x", kvmanager, f"grpc+unix://{tmp_path}/gone.sock")):
+        assert run_inspect(InspectSettings()) == 0
+    shown = capsys.readouterr().out
+    assert "2 tables" in shown and "the scheduler does not answer" in shown
+
+
+def test_why_is_said_in_words(lively: LivelyServices, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = InspectSettings(**addresses(lively))
+    lively.scheduler.explanations["r-1"] = EXPLANATION
+    assert run_why(settings, "r-1") == 0
+    shown = capsys.readouterr().out
+    for part in ("request r-1", "first token after 1.50 s", "no blocks", "1.25 s", "evicted", "which cost 12.0 ms"):
+        assert part in shown
+    assert run_why(replace(settings, as_json=True), "r-1") == 0
+    assert json.loads(capsys.readouterr().out) == EXPLANATION
+    assert run_why(settings, "r-2") == 1
+    assert "'r-2' is unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--watch", "1", "--json"], ["--watch", "1", "--why", "x"]])
+def test_options_that_go_not_together_are_refused(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["inspect", *options])
+    assert result.exit_code == 2
+    assert "--watch" in result.stderr

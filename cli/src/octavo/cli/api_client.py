@@ -62,7 +62,8 @@ def refusal(response: httpx.Response) -> ServerError:
         text = _message(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         text = response.text.strip()[:200] or response.reason_phrase
-    return ServerError(f"the server answered {response.status_code}: {text}")
+    hint = ". Set OCTAVO_API_KEY to a key of the server" if response.status_code == 401 else ""
+    return ServerError(f"the server answered {response.status_code}: {text}{hint}")
 
 
 def unreachable(url: str, error: httpx.TransportError) -> ServerError:

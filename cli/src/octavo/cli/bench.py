@@ -19,6 +19,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
+STDOUT = Path("-")
+
 _DEFAULT_CONCURRENCY = 8
 
 
@@ -44,7 +46,9 @@ class BenchSettings:
 
 def run_bench(settings: BenchSettings, json_file: Path | None) -> int:
     """Run the load and print the report; write it as JSON where that is asked for. Returns the exit status."""
-    console, notices = Console(), Console(stderr=True)
+    notices = Console(stderr=True)
+    prints_json = json_file == STDOUT
+    console = notices if prints_json else Console()
     try:
         model = settings.model or served_model(settings.url)
         records = asyncio.run(_measure(settings, model, notices))
@@ -58,7 +62,16 @@ def run_bench(settings: BenchSettings, json_file: Path | None) -> int:
     console.print(render(report))
     if json_file is not None:
         content = {"settings": {**asdict(settings), "model": model}, "report": report.to_json()}
-        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2) + "\n"
+        if prints_json:
+            print(text, end="")
+        else:
+            try:
+                json_file.write_text(text, encoding="utf-8")
+            except OSError as error:
+                message = f"octavo bench: the report cannot be written to {json_file}: {error.strerror}"
+                notices.print(message, style="red", markup=False, soft_wrap=True)
+                return EXIT_FAILED
     return EXIT_FAILED if report.errors else EXIT_OK
 
 

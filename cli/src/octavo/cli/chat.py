@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from collections.abc import Generator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -37,6 +39,17 @@ class ChatSettings:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    as_json: bool = False
+    """One JSON object for each answer, and nothing else."""
+
+
+@dataclass
+class AnswerFacts:
+    """What was told of an answer beside its text."""
+
+    request_id: str | None = None
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
 
 
 @dataclass
@@ -46,6 +59,8 @@ class Conversation:
     settings: ChatSettings
     model: str
     messages: list[dict[str, str]] = field(default_factory=list)
+    facts: AnswerFacts = field(default_factory=AnswerFacts)
+    """Of the last answer."""
 
     def __post_init__(self) -> None:
         self.reset()
@@ -63,8 +78,9 @@ class Conversation:
         """
         self.messages.append({"role": "user", "content": text})
         answer = ""
+        self.facts = AnswerFacts()
         try:
-            for piece in _stream(self.settings.url, self._body()):
+            for piece in _stream(self.settings.url, self._body(), self.facts):
                 answer += piece
                 yield piece
         finally:
@@ -81,7 +97,9 @@ class Conversation:
             "top_p": settings.top_p,
             "seed": settings.seed,
         }
-        given = {name: value for name, value in optional.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
+        if settings.as_json:
+            given["stream_options"] = {"include_usage": True}
         return {"model": self.model, "messages": self.messages, "stream": True, **given}
 
 
@@ -94,6 +112,8 @@ def run_chat(settings: ChatSettings, once: str | None) -> int:
             return EXIT_OK
         _converse(conversation)
     except ServerError as error:
+        if settings.as_json:
+            print(json.dumps({"error": str(error)}))
         print(f"octavo chat: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -105,25 +125,27 @@ def run_chat(settings: ChatSettings, once: str | None) -> int:
 def _converse(conversation: Conversation) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401 (gives `input` line editing)
-    print(f"{conversation.model} at {conversation.settings.url}. {_HELP}.")
-    while (text := _read_message()) is not None:
+    is_quiet = conversation.settings.as_json
+    notices = sys.stderr if is_quiet else sys.stdout
+    print(f"{conversation.model} at {conversation.settings.url}. {_HELP}.", file=notices)
+    while (text := _read_message("" if is_quiet else "> ")) is not None:
         if text == "/exit":
             return
         if text == "/reset":
             conversation.reset()
-            print("(a new conversation)")
+            print("(a new conversation)", file=notices)
         elif text.startswith("/"):
-            print(f"({text} is no command: {_HELP})")
+            print(f"({text} is no command: {_HELP})", file=notices)
         elif text:
             _answer_or_explain(conversation, text)
 
 
-def _read_message() -> str | None:
+def _read_message(prompt: str) -> str | None:
     """The next line, or None at the end of the input. Ctrl-C drops what was typed."""
     try:
-        return input("> ").strip()
+        return input(prompt).strip()
     except EOFError:
-        print()
+        print(end="\n" if prompt else "")
         return None
     except KeyboardInterrupt:
         print()
@@ -136,18 +158,40 @@ def _answer_or_explain(conversation: Conversation, text: str) -> None:
     except KeyboardInterrupt:
         print(" (stopped)")
     except ServerError as error:
+        if conversation.settings.as_json:
+            print(json.dumps({"error": str(error)}))
         print(f"\n({error})", file=sys.stderr)
 
 
 def _print_answer(conversation: Conversation, text: str) -> None:
+    if conversation.settings.as_json:
+        print(json.dumps(_measured_answer(conversation, text), ensure_ascii=False), flush=True)
+        return
     with closing(conversation.ask(text)) as pieces:
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
 
 
-def _stream(url: str, body: dict[str, Any]) -> Generator[str, None, None]:
-    """The text pieces of a streamed chat completion. Closing the iterator hangs up, and the server stops."""
+def _measured_answer(conversation: Conversation, text: str) -> dict[str, Any]:
+    """The answer and what is known of it. Times are seconds since it was asked for."""
+    began_s, pieces, first_s = time.perf_counter(), list[str](), None
+    with closing(conversation.ask(text)) as answer:
+        for piece in answer:
+            first_s = first_s if first_s is not None else time.perf_counter() - began_s
+            pieces.append(piece)
+    return {
+        "model": conversation.model,
+        "content": "".join(pieces),
+        **asdict(conversation.facts),
+        "first_text_s": first_s,
+        "duration_s": time.perf_counter() - began_s,
+    }
+
+
+def _stream(url: str, body: dict[str, Any], facts: AnswerFacts) -> Generator[str, None, None]:
+    """The text pieces of a streamed chat completion, and `facts` about it. Closing the iterator hangs up, and the
+    server stops."""
     timeout = httpx.Timeout(10.0, read=None)
     try:
         with (
@@ -157,12 +201,15 @@ def _stream(url: str, body: dict[str, Any]) -> Generator[str, None, None]:
             if not response.is_success:
                 response.read()
                 raise refusal(response)
+            facts.request_id = response.headers.get("x-request-id")
             for line in response.iter_lines():
                 event = parse_event(line)
                 if event is STREAM_END:
                     return
                 if isinstance(event, dict):
+                    facts.usage = event.get("usage") or facts.usage
                     for choice in event["choices"]:
+                        facts.finish_reason = choice.get("finish_reason") or facts.finish_reason
                         if piece := choice["delta"].get("content"):
                             yield piece
     except httpx.TransportError as error:

@@ -1,63 +1,157 @@
-"""`octavo inspect`: what the block pool of a running server holds."""
+"""`octavo inspect`: what a running server holds and does."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import grpc
 from rich.console import Console, Group, RenderableType
-from rich.table import Table as Grid
+from rich.live import Live
 from rich.text import Text
-from rich.tree import Tree
 
-from octavo.cli.pool_view import STATES, PoolView, PrefixNode, read_pool
+from octavo.cli.activity_view import ActivityView, read_activity, read_explanation
+from octavo.cli.inspect_page import pool_page
+from octavo.cli.pool_view import STATES, PoolView, read_pool
 from octavo.cli.run_files import running_servers
+from octavo.cli.why_page import why_page
 from octavo.common.links import Address, TlsFiles
 
-_STYLES = dict(zip(STATES, ("grey50", "cyan", "green", "blue", "yellow", "magenta"), strict=True))
-_BAR_WIDTH = 64
-_MAX_ROWS = 12
-_MAX_DEPTH = 6
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+_NO_SERVER = (
+    "no running `octavo serve` was found. Start one with octavo serve (one with --local cannot be looked into), "
+    "or give {option}"
+)
+_NO_SCHEDULER = "Queues, sequences and steps: give the scheduler's address too, --scheduler grpc://HOST:PORT"
 
 
-class NoServerError(Exception):
+class CannotInspectError(Exception):
     """There is nothing to look at. The message says what to do."""
 
 
-def run_inspect(address: str | None, pool_id: str, tls: TlsFiles | None = None, *, as_json: bool) -> int:
-    """Show a pool. Returns the exit status: 0, or 1 if it cannot be read or its ledger does not add up."""
-    console = Console()
+@dataclass(frozen=True, slots=True)
+class InspectSettings:
+    """Addresses as they were given; None is found from the server that was started last."""
+
+    kvmanager: str | None = None
+    scheduler: str | None = None
+    pool_id: str = ""
+    tls: TlsFiles | None = None
+    as_json: bool = False
+
+
+def run_inspect(settings: InspectSettings) -> int:
+    """Show a server once. Returns the exit status: 0, or 1 if it cannot be read or its ledger does not add up."""
+
+    def show() -> int:
+        seen = asyncio.run(_read(settings))
+        if settings.as_json:
+            print(json.dumps(_as_json(seen)))
+        else:
+            console = Console()
+            console.print(_page(seen, console.width))
+        return EXIT_FAILED if seen.pool.violations else EXIT_OK
+
+    return _said(show)
+
+
+def watch(settings: InspectSettings, interval_s: float) -> int:
+    """Show a server again and again until Ctrl-C."""
+
+    def show() -> int:
+        console = Console()
+        seen = asyncio.run(_read(settings))
+        with Live(_page(seen, console.width), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(_page(asyncio.run(_read(settings)), console.width), refresh=True)
+
     try:
-        if tls is not None:
-            tls.check()
-        view = asyncio.run(read_pool(Address.parse(address or _found_address()), pool_id, tls))
-    except (NoServerError, ValueError, OSError) as error:
-        Console(stderr=True).print(Text(str(error), style="red"))
-        return 1
+        return _said(show)
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+def run_why(settings: InspectSettings, request_id: str) -> int:
+    """Say why a request took as long as it did."""
+
+    def show() -> int:
+        address = settings.scheduler or _found(
+            "scheduler", "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
+        )
+        try:
+            explanation = asyncio.run(read_explanation(Address.parse(address), request_id, settings.tls))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                message = "is unknown, or ended so long ago that it was forgotten. Its id is the answer's x-request-id"
+                raise CannotInspectError(f"request {request_id!r} {message}") from None
+            raise
+        if settings.as_json:
+            print(json.dumps(explanation))
+        else:
+            Console().print(why_page(explanation))
+        return EXIT_OK
+
+    return _said(show)
+
+
+def _said(show: Callable[[], int]) -> int:
+    """Run it; what cannot be done is said, and ends with status 1."""
+    try:
+        return show()
     except grpc.aio.AioRpcError as error:
-        Console(stderr=True).print(Text(f"the KV manager cannot be asked: {error.details()}", style="red"))
-        return 1
-    if as_json:
-        print(json.dumps(_as_json(view)))
-    else:
-        console.print(pool_page(view))
-    return 1 if view.violations else 0
+        message = f"the server cannot be asked: {error.details()}. Does it run, and is the address that of gRPC?"
+    except (CannotInspectError, ValueError, OSError) as error:
+        message = str(error)
+    Console(stderr=True).print(Text(f"octavo inspect: {message}", style="red"), soft_wrap=True)
+    return EXIT_FAILED
 
 
-def _found_address() -> str:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the services told."""
+
+    pool: PoolView
+    activity: ActivityView | None
+    note: str
+    """Why there is no activity."""
+
+
+async def _read(settings: InspectSettings) -> _Seen:
+    if settings.tls is not None:
+        settings.tls.check()
+    kvmanager = settings.kvmanager or _found("kvmanager", "the KV manager's gRPC address: --address grpc://HOST:PORT")
+    pool = await read_pool(Address.parse(kvmanager), settings.pool_id, settings.tls)
+    if settings.scheduler is not None:
+        return _Seen(pool, await read_activity(Address.parse(settings.scheduler), settings.tls), "")
+    if settings.kvmanager is not None:
+        return _Seen(pool, None, _NO_SCHEDULER)
+    try:
+        address = Address.parse(_found("scheduler", "--scheduler grpc://HOST:PORT"))
+        return _Seen(pool, await read_activity(address, settings.tls), "")
+    except grpc.aio.AioRpcError as error:
+        return _Seen(pool, None, f"the scheduler does not answer: {error.details()}")
+
+
+def _found(service: str, option: str) -> str:
     servers = running_servers()
     if not servers:
-        raise NoServerError(
-            "no running `octavo serve` was found (one with --local cannot be looked into). "
-            "Give the KV manager's gRPC address: octavo inspect --address grpc://HOST:PORT"
-        )
-    return servers[0].kvmanager
+        raise CannotInspectError(_NO_SERVER.format(option=option))
+    return str(getattr(servers[0], service))
 
 
-def _as_json(view: PoolView) -> dict[str, object]:
+def _page(seen: _Seen, width: int) -> RenderableType:
+    page = pool_page(seen.pool, seen.activity, width)
+    return Group(page, Text(seen.note, style="dim")) if seen.note else page
+
+
+def _as_json(seen: _Seen) -> dict[str, object]:
+    view = seen.pool
     return {
         "pool_id": view.pool_id,
         "num_blocks": view.num_blocks,
@@ -68,93 +162,5 @@ def _as_json(view: PoolView) -> dict[str, object]:
         "tables": [asdict(table) for table in view.tables],
         "prefixes": [asdict(node) for node in view.prefixes],
         "violations": view.violations,
+        "activity": None if seen.activity is None else asdict(seen.activity),
     }
-
-
-def pool_page(view: PoolView) -> Group:
-    """The whole view."""
-    title = Text(f"pool {view.pool_id}: {view.num_blocks} blocks of {view.block_size} tokens", style="bold")
-    parts: list[RenderableType] = [title, _bar(view), _legend(view), _sharing(view)]
-    if view.tables:
-        parts.append(_tables(view))
-    if view.prefixes:
-        parts.append(_prefix_tree(view.prefixes))
-    if view.violations:
-        parts.append(Text("\n".join(["the ledger does not add up:", *view.violations]), style="bold red"))
-    else:
-        parts.append(Text("the ledger adds up", style="green"))
-    return Group(*parts)
-
-
-def _bar(view: PoolView) -> Text:
-    """The pool by place: each cell is a stretch of blocks, coloured by the state that most of them have."""
-    bar = Text()
-    width = min(_BAR_WIDTH, view.num_blocks)
-    for cell in range(width):
-        part = view.states[cell * view.num_blocks // width : (cell + 1) * view.num_blocks // width]
-        bar.append("█", style=_STYLES[STATES[max(set(part), key=part.count)]])
-    return bar
-
-
-def _legend(view: PoolView) -> Text:
-    legend = Text()
-    for state in STATES:
-        if count := view.counts[state]:
-            legend.append(f"■ {state} {count} ({count / view.num_blocks:.1%})  ", style=_STYLES[state])
-    host = {name: count for name, count in view.counts.items() if name.startswith("host_") and count}
-    if host:
-        legend.append("  ".join(f"{name.replace('_', ' ')} {count}" for name, count in host.items()))
-    return legend
-
-
-def _sharing(view: PoolView) -> Text:
-    shared = view.shared_by()
-    saved = sum((holders - 1) * count for holders, count in shared.items())
-    if not saved:
-        return Text("no block is shared")
-    top = ", ".join(f"{count} by {holders}" for holders, count in sorted(shared.items(), reverse=True)[:6])
-    return Text(f"shared blocks: {top}; that saves {saved} blocks")
-
-
-def _tables(view: PoolView) -> Grid:
-    grid = Grid(title=f"{len(view.tables)} tables, the longest first", title_justify="left")
-    for name in ("sequence", "blocks", "tokens known", "published", "shared", "first blocks"):
-        grid.add_column(name, justify="left" if name == "first blocks" else "right")
-    for table in sorted(view.tables, key=lambda table: -len(table.block_ids))[:_MAX_ROWS]:
-        num_shared = sum(view.ref_counts[block_id] > 1 for block_id in table.block_ids)
-        first = " ".join(map(str, table.block_ids[:8])) + (" …" if len(table.block_ids) > 8 else "")
-        numbers = (table.sequence_id, len(table.block_ids), table.num_known_tokens, table.num_published_blocks)
-        grid.add_row(*map(str, numbers), str(num_shared), first)
-    return grid
-
-
-def _prefix_tree(nodes: list[PrefixNode]) -> Tree:
-    """The largest prefixes; a run of blocks without a fork is one line."""
-    children: dict[int, list[PrefixNode]] = defaultdict(list)
-    for node in nodes:
-        children[node.parent_id].append(node)
-    sizes = _sizes(nodes)
-    tree = Tree(f"{len(nodes)} published blocks in {len(children[-1])} prefixes, the largest first")
-    waiting = [(tree, children[-1], 0)]
-    while waiting:
-        branch, members, depth = waiting.pop(0)
-        for node in sorted(members, key=lambda node: -sizes[node.block_id])[:_MAX_ROWS]:
-            run, end = 1, node
-            while len(children[end.block_id]) == 1:
-                end = children[end.block_id][0]
-                run += 1
-            text = f"{run} blocks from {node.block_id}" if run > 1 else f"block {node.block_id}"
-            label = Text(f"{text}, held by {end.ref_count}", style="" if end.ref_count else "dim")
-            below = branch.add(label)
-            if depth < _MAX_DEPTH and children[end.block_id]:
-                waiting.append((below, children[end.block_id], depth + 1))
-    return tree
-
-
-def _sizes(nodes: list[PrefixNode]) -> dict[int, int]:
-    """Blocks at and below each node."""
-    sizes = {node.block_id: 1 for node in nodes}
-    for node in sorted(nodes, key=lambda node: -node.depth):
-        if node.parent_id in sizes:
-            sizes[node.parent_id] += sizes[node.block_id]
-    return sizes

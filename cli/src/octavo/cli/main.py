@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -173,12 +174,27 @@ def chat(
     once: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Send one message, print the answer, and exit; for scripts.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each answer as one JSON object, with usage and times.")
+    ] = False,
 ) -> None:
-    """Chat with a served model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops the answer."""
+    """Chat with a served model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops the answer.
+
+    A server that asks for keys gets the one in OCTAVO_API_KEY.
+
+    Examples: [bold]octavo chat[/bold], [bold]octavo chat --once "What is paging?" --json[/bold]
+    """
     from octavo.cli.chat import ChatSettings, run_chat
 
     settings = ChatSettings(
-        url=url, model=model, system=system, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+        url=url,
+        model=model,
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        as_json=as_json,
     )
     raise typer.Exit(run_chat(settings, once))
 
@@ -207,11 +223,16 @@ def bench(
     slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time to the first token.")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time per output token after it.")] = None,
     timeout_s: Annotated[float, typer.Option(min=1, help="For one request.")] = 600.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON too.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; - prints it.")
+    ] = None,
 ) -> None:
     """Load a server and report throughput, latencies and goodput.
 
-    Goodput counts the output tokens of the requests that met every --slo. Exit status 1 if a request failed.
+    Goodput counts the output tokens of the requests that met every --slo. Exit status 1 if a request failed. A server
+    that asks for keys gets the one in OCTAVO_API_KEY.
+
+    Examples: [bold]octavo bench -n 32[/bold], [bold]octavo bench --rate 4 --slo-ttft-ms 500 --json -[/bold]
     """
     from octavo.cli.bench import BenchSettings, run_bench
 
@@ -242,6 +263,19 @@ def inspect(
             metavar="grpc://HOST:PORT|grpc+unix://PATH", help="The KV manager. Left out: the last one started."
         ),
     ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="grpc://HOST:PORT|grpc+unix://PATH",
+            help="The scheduler, for queues, sequences and steps. Left out: the last one started.",
+        ),
+    ] = None,
+    why: Annotated[
+        str | None, typer.Option(metavar="REQUEST", help="Say why this request took as long as it did, instead.")
+    ] = None,
+    watch: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.2, help="Show it again and again until Ctrl-C.")
+    ] = None,
     pool: Annotated[str, typer.Option(help="Block pool to look at. Left out: the only one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     link_ca: Annotated[
@@ -255,31 +289,42 @@ def inspect(
         Path | None, typer.Option(envvar="OCTAVO_LINK_KEY", help="PEM file of its private key.")
     ] = None,
 ) -> None:
-    """Show the block pool of a running server: map, sharing, tables, prefix tree, ledger.
+    """Show what a running server holds and does: block pool, tiers, queues, sequences, prefix tree, ledger.
 
-    Exit status 1 if it cannot be read, or if its ledger does not add up.
+    Exit status 1 if it cannot be read, or if its ledger does not add up. The same, live and to point at, is at /ui.
+
+    Examples: [bold]octavo inspect --watch 1[/bold], [bold]octavo inspect --why chatcmpl-4f1c... --json[/bold]
     """
-    from octavo.cli.inspect import run_inspect
+    from octavo.cli import inspect as inspection
     from octavo.common.links import TlsFiles
 
     files = [path for path in (link_ca, link_cert, link_key) if path is not None]
     if len(files) not in (0, 3):
         raise typer.BadParameter("TLS needs --link-ca, --link-cert and --link-key")
-    raise typer.Exit(run_inspect(address, pool, TlsFiles(*files) if files else None, as_json=as_json))
+    if watch is not None and (as_json or why is not None):
+        raise typer.BadParameter("--watch shows pages: it goes with neither --json nor --why")
+    tls = TlsFiles(*files) if files else None
+    settings = inspection.InspectSettings(address, scheduler, pool, tls, as_json)
+    if why is not None:
+        raise typer.Exit(inspection.run_why(settings, why))
+    raise typer.Exit(inspection.run_inspect(settings) if watch is None else inspection.watch(settings, watch))
 
 
 @app.command()
-def version() -> None:
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the version."""
-    typer.echo(f"octavo {distribution_version('octavo-cli')}")
+    number = distribution_version("octavo-cli")
+    typer.echo(json.dumps({"version": number}) if as_json else f"octavo {number}")
 
 
 @model_commands.command("path")
 def model_path(
     model: Annotated[str | None, typer.Argument(metavar="[FOLDER|FILE.gguf|OWNER/NAME]", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prepare a model, as serve would, and print the folder it is in. Left out: the default model."""
-    typer.echo(_prepare(model, Screen(Console(stderr=True))).folder)
+    prepared = _prepare(model, Screen(Console(stderr=True)))
+    typer.echo(json.dumps({"model": prepared.name, "folder": str(prepared.folder)}) if as_json else prepared.folder)
 
 
 def _prepare(model: str | None, screen: Screen, simulated: str | None = None) -> PreparedModel:

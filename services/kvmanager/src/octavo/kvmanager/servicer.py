@@ -151,9 +151,15 @@ class KvManagerServicer:
     async def _pool(self, pool_id: str, context: Any) -> Pool:
         pool = self._server.find_pool(pool_id)
         if pool is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {pool_id!r} is open")
+            await context.abort(grpc.StatusCode.NOT_FOUND, self._why_no_pool(pool_id))
             raise AssertionError("abort raises")
         return pool
+
+    def _why_no_pool(self, pool_id: str) -> str:
+        names = ", ".join(sorted(pool.pool_id for pool in self._server.pools))
+        if not names:
+            return "no pool is open yet: no scheduler has come"
+        return f"no pool {pool_id!r} is open, but {names}" if pool_id else f"name one of the pools: {names}"
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add these calls alone: the link layer serves the stream of steps."""

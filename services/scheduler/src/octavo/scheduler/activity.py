@@ -58,9 +58,10 @@ class ActivityWatch:
         states = [_RUNS] * len(running) + [_IS_SWAPPED] * len(swapped) + [_WAITS] * len(first_waiting)
         frame.sequence_ids = pack_int64([sequence.sequence_id for sequence in listed])
         frame.states = bytes(states)
-        frame.num_tokens = pack_int32([len(sequence.token_ids) for sequence in listed])
+        lengths = [sequence.lengths for sequence in listed]
+        frame.num_tokens = pack_int32([num_tokens for num_tokens, _ in lengths])
         frame.num_prompt_tokens = pack_int32([sequence.request.num_prompt_tokens for sequence in listed])
-        frame.num_computed_tokens = pack_int32([sequence.num_computed_tokens for sequence in listed])
+        frame.num_computed_tokens = pack_int32([num_computed for _, num_computed in lengths])
         waits_for = self._core.log.waits_for
         frame.waits_for = bytes([_CAUSE_NUMBERS[waits_for(sequence.sequence_id) or ""] for sequence in listed])
         self._add_names(frame, listed)

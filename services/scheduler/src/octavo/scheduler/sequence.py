@@ -196,6 +196,13 @@ class Sequence:
     def num_computed_tokens(self, number: int) -> None:
         self._num_computed_tokens = number
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens, and those that are computed, without settling anything."""
+        decodes = self.decodes
+        num_unsettled = 0 if decodes is None else max(0, decodes.num_arrived - self.num_settled_launches)
+        return len(self._token_ids) + num_unsettled, self._num_computed_tokens + num_unsettled
+
     def take_tokens(self, token_ids: list[int], num_settled_launches: int) -> None:
         """Rows of one position each have brought these."""
         self.num_settled_launches = num_settled_launches

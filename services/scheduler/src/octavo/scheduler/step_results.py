@@ -67,7 +67,7 @@ class StepResults:
                 0.0,
                 result.compute_us,
                 result.idle_us,
-                len(step.rows),
+                len(step.rows) + len(step.decodes or ()),
                 step.num_tokens,
                 step.num_prefill_tokens,
             )
