@@ -40,6 +40,7 @@ def test_only_bugs_are_internal_errors() -> None:
     assert internal == {
         "OctavoError",
         "ProtocolError",
+        "ProtocolVersionError",
         "StaleEpochError",
         "MessageGapError",
         "StaleBlockError",

@@ -16,8 +16,9 @@ import pytest
 import uvloop
 
 from octavo.common.codecs.generation import GENERATE
-from octavo.common.errors import OctavoError, OverloadedLinkError, ProtocolError
-from octavo.common.links import Address, Link, Listener, connect, grpc_stream, listen, local_pair
+from octavo.common.errors import OctavoError, OverloadedLinkError, ProtocolError, ProtocolVersionError
+from octavo.common.links import Address, Link, Listener, connect, grpc_stream, listen, local_pair, protocol_version
+from octavo.common.links.protocol_version import SpokenVersions
 from octavo.common.messages.generation import Abort, SchedulerStatus
 
 CARRIERS = ["frames", "grpc", "grpc+unix", "local"]
@@ -215,6 +216,19 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, list[End]]]:
     await listener.close(0)
 
 
+async def raw_frames(path: Path, versions: SpokenVersions | None = None) -> tuple[Any, asyncio.StreamWriter]:
+    """A client of bytes that has said, and been told, which versions of the protocol are spoken."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(frame((versions or protocol_version.ours()).to_bytes()))
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    assert protocol_version.from_bytes(await reader.readexactly(length)) == protocol_version.ours()
+    return reader, writer
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
 @pytest.mark.parametrize(
     ("sent", "complaint"),
     [
@@ -230,7 +244,7 @@ async def test_bad_bytes_end_their_link_and_no_other(
 ) -> None:
     path, ends = served
     neighbour = End(await connect(Address("frames", str(path)), GENERATE, timeout_s=10)).bind()
-    reader, writer = await asyncio.open_unix_connection(str(path))
+    reader, writer = await raw_frames(path)
     writer.write(sent)
     await eventually(lambda: len(ends) == 2 and bool(ends[1].ends))
     [error] = ends[1].ends
@@ -246,8 +260,8 @@ async def test_bad_bytes_end_their_link_and_no_other(
 async def test_a_frame_may_come_in_single_bytes(served: tuple[Path, list[End]]) -> None:
     path, ends = served
     body = GENERATE.encode_client(question(7))
-    _, writer = await asyncio.open_unix_connection(str(path))
-    for byte in (struct.pack("<I", len(body)) + body) * 2:
+    _, writer = await raw_frames(path)
+    for byte in frame(body) * 2:
         writer.write(bytes([byte]))
         await asyncio.sleep(0.001)
     await eventually(lambda: len(ends) == 1 and ends[0].received == [question(7)] * 2)
@@ -256,9 +270,9 @@ async def test_a_frame_may_come_in_single_bytes(served: tuple[Path, list[End]]) 
 
 async def test_a_half_sent_frame_is_dropped_with_its_link(served: tuple[Path, list[End]]) -> None:
     path, ends = served
-    _, writer = await asyncio.open_unix_connection(str(path))
+    _, writer = await raw_frames(path)
     writer.write(struct.pack("<I", 100) + b"only this")
-    await eventually(lambda: len(ends) == 1)
+    await asyncio.sleep(0.02)
     writer.close()
     await eventually(lambda: bool(ends[0].ends))
     assert ends[0].received == []
@@ -266,8 +280,7 @@ async def test_a_half_sent_frame_is_dropped_with_its_link(served: tuple[Path, li
 
 async def test_a_peer_that_does_not_read_is_cut_off(served: tuple[Path, list[End]]) -> None:
     path, ends = served
-    _, writer = await asyncio.open_unix_connection(str(path), limit=1)
-    await eventually(lambda: len(ends) == 1)
+    _, writer = await raw_frames(path)
     large = SchedulerStatus(False, "x" * 2**20, None)
     for _ in range(80):
         ends[0].link.send(large)
@@ -289,7 +302,8 @@ async def grpc_served(tmp_path: Path) -> AsyncIterator[tuple[str, list[End]]]:
 
 def raw_call(channel: grpc.aio.Channel) -> Any:
     """A call of the stream's method that sends and receives bytes."""
-    return channel.stream_stream(GENERATE.method)()  # type: ignore[call-arg]
+    metadata = ((protocol_version.METADATA_KEY, protocol_version.ours().to_text()),)
+    return channel.stream_stream(GENERATE.method)(metadata=metadata)  # type: ignore[call-arg]
 
 
 async def test_garbage_over_grpc_ends_its_call(grpc_served: tuple[str, list[End]]) -> None:
@@ -336,6 +350,71 @@ async def test_a_message_over_the_limit_ends_the_grpc_call(grpc_served: tuple[st
         await call.write(b"x" * (64 * 2**20 + 1))
         await eventually(lambda: len(ends) == 1 and bool(ends[0].ends))
         assert ends[0].received == []
+
+
+# Two releases
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "agreed"),
+    [((1, 1), (1, 1), 1), ((1, 2), (2, 3), 2), ((1, 3), (2, 2), 2), ((1, 1), (2, 2), None), ((1, 2), (3, 4), None)],
+)
+def test_two_releases_take_the_newest_version_that_both_speak(
+    old: tuple[int, int], new: tuple[int, int], agreed: int | None
+) -> None:
+    one, other = SpokenVersions(*old, "1.0"), SpokenVersions(*new, "2.0")
+    assert protocol_version.from_bytes(one.to_bytes()) == protocol_version.from_text(one.to_text()) == one
+    for here, there in ((one, other), (other, one)):
+        if agreed is None:
+            with pytest.raises(ProtocolVersionError, match=f"^no common protocol version: {here} here, {there} at"):
+                here.agree(there)
+        else:
+            assert here.agree(there) == agreed
+
+
+FUTURE = SpokenVersions(7, 8, "9.0")
+NONE_IN_COMMON = f"{protocol_version.ours()} here, octavo 9.0 speaks 7 to 8 at the other end"
+
+
+async def test_server_of_frames_says_why_it_does_not_speak_to_a_client(served: tuple[Path, list[End]]) -> None:
+    path, ends = served
+    reader, writer = await raw_frames(path, FUTURE)
+    assert await reader.read() == b""
+    writer.close()
+    [error] = ends[0].ends
+    assert isinstance(error, ProtocolVersionError) and NONE_IN_COMMON in error.message
+
+
+@pytest.mark.parametrize("preface", [FUTURE.to_bytes(), b"\x0a\x02\x08\x01"], ids=["newer", "of old"])
+async def test_client_of_frames_says_why_it_does_not_speak_to_a_server(preface: bytes, tmp_path: Path) -> None:
+    async def answer_with_preface(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(preface))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer_with_preface, tmp_path / "socket"):
+        client = End(await connect(Address("frames", str(tmp_path / "socket")), GENERATE, timeout_s=10)).bind()
+        await eventually(lambda: bool(client.ends))
+    [error] = client.ends
+    assert isinstance(error, ProtocolVersionError)
+    assert (NONE_IN_COMMON if preface == FUTURE.to_bytes() else "does not tell its protocol version") in error.message
+
+
+@pytest.mark.parametrize("told", [FUTURE.to_text(), "nonsense", ""])
+async def test_both_ends_of_a_grpc_stream_say_why_they_do_not_speak(
+    grpc_served: tuple[str, list[End]], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, ends = grpc_served
+    async with grpc.aio.insecure_channel(target) as channel:
+        metadata = ((protocol_version.METADATA_KEY, told),)
+        call = channel.stream_stream(GENERATE.method)(metadata=metadata)  # type: ignore[call-arg]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    expected = NONE_IN_COMMON if told == FUTURE.to_text() else "does not tell its protocol version"
+    assert expected in (refused.value.details() or "")
+    assert expected in capsys.readouterr().out
+    assert ends == []
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ _MAX_LINE_BYTES = 1 << 20
 class RestartPolicy:
     """When a dead child is started again."""
 
-    first_delay_s: float = 0.5
+    first_delay_s: float = 0.1
     """Doubled with each quick death."""
     max_delay_s: float = 10.0
-    quick_s: float = 30.0
+    quick_s: float = 10.0
     """A child that lives longer than this has recovered, and its deaths are counted anew."""
     max_quick_deaths: int = 5
     """After so many in a row the supervisor gives up."""

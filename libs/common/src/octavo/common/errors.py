@@ -12,6 +12,7 @@ OctavoError
 ├── OverloadedLinkError        the other end reads too slowly, its buffer is full
 ├── LinkClosedError            the other end is gone
 ├── ProtocolError              a message that breaks the contract: a bug, or two versions
+│   ├── ProtocolVersionError   the two ends speak no common version
 │   ├── StaleEpochError        the sender has been replaced
 │   ├── MessageGapError        a message or step number that is not the last plus one
 │   └── StaleBlockError        a block id of an earlier generation
@@ -77,6 +78,10 @@ class LinkClosedError(OctavoError):
 
 class ProtocolError(OctavoError):
     reason = "PROTOCOL_ERROR"
+
+
+class ProtocolVersionError(ProtocolError):
+    reason = "PROTOCOL_VERSION"
 
 
 class StaleEpochError(ProtocolError):

@@ -316,12 +316,13 @@ class SchedulerClient:
             error = await closed
         finally:
             self._link = None
-            self._on_link_lost()
+            cause = closed.result() if closed.done() and not closed.cancelled() else None
+            self._on_link_lost("the connection to the scheduler was lost" + (f": {cause}" if cause else ""))
             link.close()
         log.warning("scheduler lost", error=str(error))
 
-    def _on_link_lost(self) -> None:
-        lost = LinkClosedError("the connection to the scheduler was lost")
+    def _on_link_lost(self, reason: str) -> None:
+        lost = LinkClosedError(reason)
         self._set_status(SchedulerStatus(False, lost.message, None))
         parts, self._parts = list(self._parts.values()), {}
         for request_no, part in enumerate(parts, start=1):

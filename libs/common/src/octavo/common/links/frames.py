@@ -1,4 +1,7 @@
-"""The frames carrier: a 4-byte little-endian length, then one protobuf message, over a Unix socket."""
+"""The frames carrier: a 4-byte little-endian length, then one protobuf message, over a Unix socket.
+
+The first frame of each end tells which versions of the protocol it speaks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ import struct
 from collections.abc import Callable
 from typing import Any, cast
 
-from octavo.common.errors import LinkClosedError, OctavoError, OverloadedLinkError, ProtocolError
+from octavo.common.errors import (
+    LinkClosedError,
+    OctavoError,
+    OverloadedLinkError,
+    ProtocolError,
+    ProtocolVersionError,
+)
+from octavo.common.links import protocol_version
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.socket_files import for_this_user
 
@@ -33,9 +43,12 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
         self._on_connected = on_connected
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+        self._is_agreed = False
+        """The other end speaks our version."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own classes do not derive from asyncio's
+        self._write(protocol_version.ours().to_bytes())
         if self._on_connected is not None:
             self._on_connected(self)
 
@@ -51,12 +64,16 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
             end = start + _LENGTH.size + length
             if len(received) < end:
                 break
+            body, start = bytes(received[start + _LENGTH.size : end]), end
+            if not self._is_agreed:
+                if not self._agree(body):
+                    return
+                continue
             try:
-                message = self._decode(bytes(received[start + _LENGTH.size : end]))
+                message = self._decode(body)
             except (ValueError, ProtocolError) as error:
                 self._fail(ProtocolError(f"message cannot be read: {error}"))
                 return
-            start = end
             self._deliver(message)
         del received[:start]
 
@@ -66,8 +83,7 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
     def send(self, message: Any) -> None:
         if self._closed or self._transport is None:
             return
-        body = self._encode(message)
-        self._transport.write(_LENGTH.pack(len(body)) + body)
+        self._write(self._encode(message))
         if self._transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
             self._fail(OverloadedLinkError(f"the peer left more than {MAX_BUFFERED_BYTES} bytes unread"))
 
@@ -75,6 +91,21 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
         if self._transport is not None:
             self._transport.close()
         self._ended(None)
+
+    def _write(self, body: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    def _agree(self, preface: bytes) -> bool:
+        try:
+            protocol_version.ours().agree(protocol_version.from_bytes(preface))
+        except ProtocolVersionError as error:
+            assert self._transport is not None
+            self._transport.close()  # after what we speak has been sent, so that the other end can say it, too
+            self._ended(error)
+            return False
+        self._is_agreed = True
+        return True
 
     def _fail(self, error: OctavoError) -> None:
         if self._transport is not None:

@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import structlog
 
-from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError
+from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError, ProtocolVersionError
+from octavo.common.links import protocol_version
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.tls import TlsFiles, open_channel
+
+log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BUFFERED_MESSAGES = 65_536
@@ -88,7 +92,8 @@ class _ClientLink(GrpcLink):
         super().__init__(codec.encode_client, codec.decode_server)
         self._channel = channel
         call = channel.stream_stream(codec.method, request_serializer=None, response_deserializer=None)
-        self._task = asyncio.create_task(self._run(call(self.outgoing())))
+        metadata = ((protocol_version.METADATA_KEY, protocol_version.ours().to_text()),)
+        self._task = asyncio.create_task(self._run(call(self.outgoing(), metadata=metadata)))
 
     async def _run(self, call: Any) -> None:
         try:
@@ -131,6 +136,13 @@ def stream_handler(
     """A handler that turns each call of the codec's method into a link and gives it to `accept`."""
 
     async def handle(incoming: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        told = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        try:
+            spoken = protocol_version.from_text(told.get(protocol_version.METADATA_KEY, ""))
+            protocol_version.ours().agree(spoken)
+        except ProtocolVersionError as error:
+            log.warning("stream refused", peer=context.peer(), reason=error.reason, error=error.message)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         link = GrpcLink(codec.encode_server, codec.decode_client)
         accept(link)
         reader = asyncio.create_task(link.pump(incoming))

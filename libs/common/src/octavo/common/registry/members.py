@@ -9,8 +9,9 @@ from typing import Any
 
 from octavo.common.errors import ProtocolError
 from octavo.common.links import Address
+from octavo.common.links.protocol_version import NEWEST
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = NEWEST
 """Of the messages between services. Members of another version are not spoken to."""
 
 
