@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import orjson
 import uvicorn
@@ -57,7 +59,8 @@ class BareServer(asyncio.Protocol):
             self._queues.discard(queue)
 
     async def _events(self, queue: asyncio.Queue[None] | None) -> AsyncIterator[bytes]:
-        envelope = {"id": "chatcmpl-0", "created": 0, "model": "bench", "object": "chat.completion.chunk"}
+        envelope = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": "bench"}
+        envelope["object"] = "chat.completion.chunk"
         for text in itertools.cycle(self._texts):
             await (asyncio.sleep(0) if queue is None else queue.get())
             choice = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from octavo.common.messages.generation import Abort, Submit
@@ -239,3 +241,25 @@ async def test_choices_may_exceed_the_slots_of_the_scheduler() -> None:
     async with running_gateway(says("x")) as gateway:
         answer = await gateway.complete(prompt=[5], n=100)
     assert len(answer["choices"]) == 100
+
+
+async def test_ready_tokens_of_all_choices_leave_in_one_write() -> None:
+    """A write is a chunk of HTTP's transfer encoding."""
+    body = orjson.dumps({"model": "m", "prompt": "x", "max_tokens": 8, "n": 2, "stream": True})
+    script = Answer([byte_ids("abcdefgh"), byte_ids("ijklmnop")], tokens_per_step=4)
+    async with running_gateway(lambda submit: script, step_s=0.05) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: m\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        writes = []
+        while size := int(await reader.readline(), 16):
+            writes.append((await reader.readexactly(size + 2)).decode())
+        writer.close()
+    texts = [[orjson.loads(event)["choices"][0]["text"] for event in _events(write)] for write in writes]
+    assert texts == [["abcd", "ijkl"], ["efgh", "mnop"], []]
+    assert writes[-1] == "data: [DONE]\n\n\r\n"
+
+
+def _events(write: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in write.splitlines() if line.startswith("data: {")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
@@ -308,36 +308,36 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
 
 
 def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
-    num_bytes = len(batch.token_ids)
-    if not len(batch.token_request_nos) == len(batch.token_choice_indexes) == num_bytes:
+    # Most batches have columns of tokens only, and asking for the other fields would take longer than reading these.
+    found: dict[str, Any] = {field.name: value for field, value in batch.ListFields()}
+    request_nos = unpack_int32(found.get("token_request_nos", b""))
+    choice_indexes = unpack_int32(found.get("token_choice_indexes", b""))
+    token_ids = unpack_int32(found.get("token_ids", b""))
+    if not len(request_nos) == len(choice_indexes) == len(token_ids):
         raise ProtocolError("the columns of a token batch differ in length")
-    logprobs = {entry.token_index: logprobs_from_proto(entry) for entry in batch.logprobs}
-    token_ids = unpack_int32(batch.token_ids)
+    logprobs = {entry.token_index: logprobs_from_proto(entry) for entry in found.get("logprobs", ())}
     if logprobs and max(logprobs) >= len(token_ids):
         raise ProtocolError(f"log-probabilities of token {max(logprobs)}, and there are {len(token_ids)}")
     return TokenBatch(
-        started=[
-            RequestStarted(
-                s.request_no, s.num_cached_tokens, s.num_prompt_tokens, tuple(unpack_int32(s.shared_token_ids))
-            )
-            for s in batch.started
-        ],
-        request_nos=unpack_int32(batch.token_request_nos),
-        choice_indexes=unpack_int32(batch.token_choice_indexes),
-        token_ids=token_ids,
-        logprobs=logprobs,
-        finished=[
-            ChoiceFinished(
-                request_no=end.request_no,
-                choice_index=end.choice_index,
-                reason=FinishReason(end.reason),
-                stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
-            )
-            for end in batch.finished
-        ],
-        failed=[RequestFailed(f.request_no, f.reason, f.message) for f in batch.failed],
-        prompt_logprobs=[prompt_logprobs_from_proto(told) for told in batch.prompt_logprobs],
+        [_started_from_proto(started) for started in found.get("started", ())],
+        request_nos,
+        choice_indexes,
+        token_ids,
+        logprobs,
+        [_finished_from_proto(end) for end in found.get("finished", ())],
+        [RequestFailed(f.request_no, f.reason, f.message) for f in found.get("failed", ())],
+        [prompt_logprobs_from_proto(told) for told in found.get("prompt_logprobs", ())],
     )
+
+
+def _started_from_proto(started: pb.RequestStarted) -> RequestStarted:
+    shared_token_ids = tuple(unpack_int32(started.shared_token_ids))
+    return RequestStarted(started.request_no, started.num_cached_tokens, started.num_prompt_tokens, shared_token_ids)
+
+
+def _finished_from_proto(end: pb.ChoiceFinished) -> ChoiceFinished:
+    stop_token_id = end.stop_token_id if end.HasField("stop_token_id") else None
+    return ChoiceFinished(end.request_no, end.choice_index, FinishReason(end.reason), stop_token_id)
 
 
 GENERATE: StreamCodec[GatewayMessage, SchedulerMessage] = StreamCodec(
