@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ class Part:
         self.prompt = prompt
         self.first_choice = prompt_index * n
         self.open_choices = set(range(n))
-        self.outputs: list[list[int]] = [[] for _ in range(n)]
+        self.outputs = [array("i") for _ in range(n)]
         """Token ids of each choice."""
         self.num_told_prompt_tokens = 0
         """Prompt tokens whose log-probabilities have come."""

@@ -113,10 +113,7 @@ class Generation:
             if not self._num_open_parts:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._waiter
         events, self._events = self._events, []
         return events
 
@@ -140,9 +137,17 @@ class Generation:
         """Tokens come one by one from now on; those of a beam search come at its end."""
         return self.is_started and not any(part.prompt.params.beam_width for part in self._parts)
 
+    def _tell(self, choice: int, event: GenerationEvent, now_s: float) -> None:
+        """What is told in one turn of the event loop is taken together."""
+        self._events.append((choice, event))
+        self.last_news_s = now_s
+        self._wake()
+
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
 
 
 class SchedulerClient:
@@ -384,17 +389,16 @@ class SchedulerClient:
             self._on_tokens(message)
 
     def _on_tokens(self, batch: TokenBatch) -> None:
-        parts, touched = self._parts, set()
+        parts, now_s = self._parts, asyncio.get_running_loop().time()
         for started in batch.started:
             if part := parts.get(started.request_no):
+                part.generation.last_news_s = now_s
                 if part.start(started):
                     part.generation.num_cached_tokens += started.num_cached_tokens
-                    part.generation._events.append((part.first_choice, started))
-                touched.add(part.generation)
+                    part.generation._tell(part.first_choice, started, now_s)
         for request_no, told in batch.prompt_logprobs:
             if (part := parts.get(request_no)) and (new := part.news_of_prompt(told)):
-                part.generation._events.append((part.first_choice, new))
-                touched.add(part.generation)
+                part.generation._tell(part.first_choice, new, now_s)
         tokens: Sequence[int | SampledToken] = batch.tokens if batch.logprobs else batch.token_ids
         for request_no, choice_index, token_id, token in zip(
             batch.request_nos, batch.choice_indexes, batch.token_ids, tokens, strict=True
@@ -402,21 +406,15 @@ class SchedulerClient:
             if part := parts.get(request_no):
                 part.outputs[choice_index].append(token_id)
                 part.num_losses = 0
-                part.generation._events.append((part.first_choice + choice_index, token))
-                touched.add(part.generation)
+                part.generation._tell(part.first_choice + choice_index, token, now_s)
         for end in batch.finished:
             if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:
-                part.generation._events.append((part.first_choice + end.choice_index, end))
-                touched.add(part.generation)
+                part.generation._tell(part.first_choice + end.choice_index, end, now_s)
                 self._close_choice(part, end.choice_index)
         for failed in batch.failed:
             if part := parts.get(failed.request_no):
                 self._remove(part)
                 self._fail(part.generation, from_reason(failed.reason, failed.message))
-        now_s = asyncio.get_running_loop().time()
-        for generation in touched:
-            generation.last_news_s = now_s
-            generation._wake()
 
     def _close_choice(self, part: Part, choice_index: int) -> None:
         part.open_choices.discard(choice_index)

@@ -53,8 +53,9 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
             self._on_connected(self)
 
     def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
+        received = self._received or data  # a message mostly comes whole, and then is not copied
+        if received is not data:
+            self._received += data
         start = 0
         while len(received) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, start)
@@ -75,7 +76,10 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
                 self._fail(ProtocolError(f"message cannot be read: {error}"))
                 return
             self._deliver(message)
-        del received[:start]
+        if received is data:
+            self._received += data[start:]
+        else:
+            del self._received[:start]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended(LinkClosedError(f"connection lost: {exc}") if exc else None)

@@ -222,9 +222,9 @@ class RequestFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenBatch:
-    """Everything that one step brought for one gateway."""
+    """Everything that one step brought for one gateway. Not frozen: one is made for every step."""
 
     started: list[RequestStarted] = field(default_factory=list)
     request_nos: list[int] = field(default_factory=list)
