@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def test_the_tables_of_metrics_are_read() -> None:
     assert METRICS["octavo_kv_blocks"].labels == {"pool", "state"}
     assert METRICS["octavo_ttft_seconds_bucket"].labels == {"le"}
     assert len(METRICS) > 50
+
+
+def test_the_table_of_vllms_names_names_metrics_that_exist() -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`vllm:.*?) \| (.*) \|$", page, re.MULTILINE)
+    named = {name for _, ours in rows for name in re.findall(r"octavo_\w+", ours)}
+    assert len(rows) >= 15
+    assert named <= METRICS.keys() | {name.removesuffix("_bucket") for name in METRICS}
 
 
 @pytest.mark.parametrize(

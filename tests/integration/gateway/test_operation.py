@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import httpx
 import pytest
@@ -40,40 +42,79 @@ async def test_schema_is_published() -> None:
     assert "ignore_eos" in schema["components"]["schemas"]["CompletionRequest"]["properties"]
 
 
-async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
-    def sample(text: str, name: str, **labels: str) -> float:
-        families = text_string_to_metric_families(text)
-        found = [s.value for f in families for s in f.samples if s.name == name and s.labels == labels]
-        return sum(found)
+def sample(text: str, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(text)
+    return sum(s.value for f in families for s in f.samples if s.name == name and s.labels == labels)
 
+
+def growth(before: str, after: str, name: str, **labels: str) -> float:
+    return sample(after, name, **labels) - sample(before, name, **labels)
+
+
+async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
     async with running_gateway(says("the quick")) as gateway:
         before = (await gateway.http.get("/metrics")).text
         await gateway.complete(prompt=[5, 6], max_tokens=3)
         await gateway.post("/v1/completions", prompt="")
         after = (await gateway.http.get("/metrics")).text
 
-    def growth(name: str, **labels: str) -> float:
-        return sample(after, name, **labels) - sample(before, name, **labels)
+    def grown(name: str, **labels: str) -> float:
+        return growth(before, after, name, **labels)
 
-    assert growth("octavo_http_requests_total", route="/v1/completions", status="200") == 1
-    assert growth("octavo_http_requests_total", route="/v1/completions", status="400") == 1
-    assert growth("octavo_prompt_tokens_total") == 2
-    assert growth("octavo_output_tokens_total") == 3
-    assert growth("octavo_ttft_seconds_count") == 1
-    assert growth("octavo_inter_token_latency_seconds_count") == 2
-    assert growth("octavo_request_seconds_count") == 1
+    assert grown("octavo_http_requests_total", route="/v1/completions", status="200") == 1
+    assert grown("octavo_http_requests_total", route="/v1/completions", status="400") == 1
+    assert grown("octavo_prompt_tokens_total") == 2
+    assert grown("octavo_output_tokens_total") == 3
+    assert grown("octavo_ttft_seconds_count") == 1
+    assert grown("octavo_inter_token_latency_seconds_count") == 2
+    assert grown("octavo_request_seconds_count") == 1
+    for name in ("queue_seconds", "prefill_seconds", "decode_seconds", "time_per_output_token_seconds"):
+        assert grown(f"octavo_{name}_count") == 1, name
+    assert grown("octavo_request_prompt_tokens_sum") == 2
+    assert grown("octavo_request_output_tokens_sum") == 3
+    assert grown("octavo_finished_choices_total", reason="length") == 1
+
+
+async def test_times_are_those_that_the_client_of_a_stream_sees() -> None:
+    async with running_gateway(says("the quick fox"), step_s=0.05) as gateway:
+        before = (await gateway.http.get("/metrics")).text
+        began = time.perf_counter()
+        arrivals = []
+        body = {"prompt": [5, 6], "max_tokens": 5, "ignore_eos": True, "stream": True}
+        async with gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if "text" in line:
+                    arrivals.append(time.perf_counter() - began)
+        after = (await gateway.http.get("/metrics")).text
+    slack_s = 0.04
+    assert growth(before, after, "octavo_ttft_seconds_sum") == pytest.approx(arrivals[0], abs=slack_s)
+    tpot_s = (arrivals[-1] - arrivals[0]) / 4
+    assert growth(before, after, "octavo_time_per_output_token_seconds_sum") == pytest.approx(tpot_s, abs=slack_s)
+    spent_s = sum(growth(before, after, f"octavo_{part}_seconds_sum") for part in ("queue", "prefill", "decode"))
+    assert spent_s == pytest.approx(arrivals[-1], abs=2 * slack_s)
+
+
+async def test_text_that_is_held_back_is_not_yet_the_first_output() -> None:
+    async with running_gateway(says("the quick fox"), step_s=0.05) as gateway:
+        before = (await gateway.http.get("/metrics")).text
+        body = {"prompt": [5], "max_tokens": 5, "stream": True, "stop": ["the quick fox jumps"]}
+        assert await gateway.chunks("/v1/completions", **{k: v for k, v in body.items() if k != "stream"})
+        after = (await gateway.http.get("/metrics")).text
+    held_s = growth(before, after, "octavo_ttft_seconds_sum")
+    assert held_s > growth(before, after, "octavo_prefill_seconds_sum") + 0.05
 
 
 async def test_client_that_leaves_before_its_first_token_is_counted_without_latencies() -> None:
     async with running_gateway(says("x", never_starts=True)) as gateway:
         before = (await gateway.http.get("/metrics")).text
         with pytest.raises(httpx.ReadTimeout):
-            await gateway.http.post("/v1/completions", json={"prompt": "x"}, timeout=0.1)
+            await gateway.http.post("/v1/completions", json={"prompt": "x", "n": 2}, timeout=0.1)
         await eventually(lambda: len(gateway.scheduler.aborts) == 1)
         after = (await gateway.http.get("/metrics")).text
     left = 'octavo_http_requests_total{route="/v1/completions",status="499"}'
     assert left in after
-    for name in ("octavo_ttft_seconds_count", "octavo_request_seconds_count"):
+    assert growth(before, after, "octavo_finished_choices_total", reason="abort") == 2
+    for name in ("octavo_ttft_seconds_count", "octavo_request_seconds_count", "octavo_queue_seconds_count"):
         assert [x for x in before.splitlines() if x.startswith(name)] == [
             x for x in after.splitlines() if x.startswith(name)
         ]

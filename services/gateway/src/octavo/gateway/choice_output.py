@@ -90,6 +90,7 @@ class ChoiceOutput:
         "_stop_reason",
         "_unlisted",
         "_unsent_text",
+        "first_token_s",
         "is_closed",
         "last_token_s",
         "num_tokens",
@@ -113,9 +114,15 @@ class ChoiceOutput:
         """Tokens that count as output."""
         self.is_closed = False
         """Its last delta was taken."""
+        self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        """When a token last came; for those who measure."""
+        """When a token first and last came; for those who measure."""
         self._echo = prompt if rules.echoes_prompt else None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it has ended, or will end with its next delta."""
+        return self._finish_reason
 
     @property
     def is_finished(self) -> bool:

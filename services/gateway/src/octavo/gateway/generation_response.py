@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
-from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, SampledToken
+from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, RequestStarted, SampledToken
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
@@ -111,6 +111,8 @@ class GenerationResponse(Response):
         generation = self._client.submit(
             job.request_id, prompts, job.cache_salt, job.seconds_left(), job.account.traceparent
         )
+        self._run.submitted_s = time.perf_counter()
+        unfinished = "error"
         try:
             with generation, metrics.OPEN_GENERATIONS.track_inprogress():
                 if job.is_stream:
@@ -118,7 +120,11 @@ class GenerationResponse(Response):
                 else:
                     await self._collect(generation, send)
             self._run.observe_end()
+        except (asyncio.CancelledError, OSError):
+            unfinished = "abort"
+            raise
         finally:
+            self._run.observe_choices(unfinished)
             job.account.num_cached_tokens = generation.num_cached_tokens
             job.account.num_output_tokens = self._run.num_output_tokens
 
@@ -130,10 +136,13 @@ class GenerationResponse(Response):
                 if not self._has_begun:
                     await self._begin(send, b"text/event-stream; charset=utf-8")
                     chunk = answer_format.start(run.usage(generation))
-                for choice, delta in run.take(events, generation):
+                deltas = run.take(events, generation)
+                for choice, delta in deltas:
                     chunk += answer_format.chunk(choice, delta)
                 if chunk:
                     await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if deltas and not run.has_shown:
+                        run.observe_first_output()
             run.check_all_ended()
             end = await answer_format.end(run.usage(generation))
         except Exception as error:
@@ -150,6 +159,8 @@ class GenerationResponse(Response):
         async for events in generation:
             for choice, delta in run.take(events, generation):
                 collected[choice].append(delta)
+            if run.first_token_s is not None and not run.has_shown:
+                run.observe_first_output()
         run.check_all_ended()
         choices = [_joined(collected[choice]) for choice in run.returned_choices()]
         body = orjson.dumps(await self._job.answer_format.body(choices, run.usage(generation)))
@@ -169,14 +180,19 @@ class GenerationResponse(Response):
 class _Run:
     """The outputs of all choices, and what is measured of them."""
 
-    __slots__ = ("_has_token", "_job", "_ranking", "outputs")
+    __slots__ = ("_job", "_ranking", "_started_s", "first_token_s", "has_shown", "outputs", "submitted_s")
 
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
         self.outputs = [
             ChoiceOutput(job.rules, record) for record in job.records for _ in range(job.prompts[0].params.n)
         ]
-        self._has_token = False
+        self.submitted_s = 0.0
+        self._started_s: float | None = None
+        self.first_token_s: float | None = None
+        """Of any choice."""
+        self.has_shown = False
+        """The client has some output, or will have it with the rest."""
         n = job.prompts[0].params.n
         self._ranking = ChoiceRanking(len(job.prompts), n) if n > job.num_returned else None
 
@@ -208,7 +224,9 @@ class _Run:
                 num_new_tokens.setdefault(choice, 0)
                 continue
             else:
-                if type(event) is PromptLogprobs:
+                if type(event) is RequestStarted:
+                    self._observe_start()
+                elif type(event) is PromptLogprobs:
                     self._job.records[choice // self._job.prompts[0].params.n].add(event)
                 continue
             num_new_tokens[choice] = num_new_tokens.get(choice, 0) + 1
@@ -229,10 +247,38 @@ class _Run:
         last_s, output.last_token_s = output.last_token_s, now_s
         if last_s is not None:
             metrics.INTER_TOKEN_LATENCY_SECONDS.observe((now_s - last_s) / num_tokens, num_tokens)
-        elif not self._has_token:
-            self._has_token = True
-            self._job.account.ttft_s = now_s - self._job.received_s
+            return
+        output.first_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            if self._started_s is not None:
+                metrics.PREFILL_SECONDS.observe(now_s - self._started_s)
+
+    def _observe_start(self) -> None:
+        """Of several prompts, the first counts."""
+        if self._started_s is None:
+            self._started_s = time.perf_counter()
+            metrics.QUEUE_SECONDS.observe(self._started_s - self.submitted_s)
+
+    def observe_first_output(self) -> None:
+        """It has been sent, or is kept for the whole answer."""
+        self.has_shown = True
+        if self.first_token_s is not None:
+            shown_s = time.perf_counter() if self._job.is_stream else self.first_token_s
+            self._job.account.ttft_s = shown_s - self._job.received_s
             metrics.TTFT_SECONDS.observe(self._job.account.ttft_s)
+
+    def observe_choices(self, unfinished: str) -> None:
+        """How each choice ended; `unfinished` is the reason of those that did not."""
+        for output in self.outputs:
+            metrics.FINISHED_CHOICES.labels(output.finish_reason or unfinished).inc()
+            first_s, last_s = output.first_token_s, output.last_token_s
+            if output.finish_reason is None or first_s is None or last_s is None:
+                continue
+            metrics.OUTPUT_LENGTH.observe(output.num_tokens)
+            metrics.DECODE_SECONDS.observe(last_s - first_s)
+            if output.num_tokens > 1:
+                metrics.TPOT_SECONDS.observe((last_s - first_s) / (output.num_tokens - 1))
 
     def check_all_ended(self) -> None:
         if not all(output.is_closed for output in self.outputs):
@@ -252,7 +298,9 @@ class _Run:
         }
 
     def observe_end(self) -> None:
-        metrics.PROMPT_TOKENS.inc(sum(len(prompt.token_ids) for prompt in self._job.prompts))
+        for prompt in self._job.prompts:
+            metrics.PROMPT_TOKENS.inc(len(prompt.token_ids))
+            metrics.PROMPT_LENGTH.observe(len(prompt.token_ids))
         metrics.OUTPUT_TOKENS.inc(self.num_output_tokens)
         metrics.REQUEST_SECONDS.observe(time.perf_counter() - self._job.received_s)
 

@@ -38,7 +38,8 @@ def listen_http(config: GatewayConfig) -> socket.socket:
         (config.host, config.port), family=family, backlog=2048, reuse_port=config.reuse_port
     )
     listening.setblocking(False)
-    # Connections inherit it: one that takes nothing of what is sent is cut by the kernel.
+    # Connections inherit these: what is written goes out at once, and who takes nothing of it is cut by the kernel.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.stalled_client_timeout_s * 1000))
     return listening
 

@@ -14,6 +14,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 _LATENCIES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 _TOKEN_LATENCIES_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
@@ -72,9 +73,26 @@ RATE_LIMITED = Counter("octavo_rate_limited", "Requests refused by a tenant's li
 LIMITER_FALLBACKS = Counter(
     "octavo_limiter_fallbacks", "Calls of the shared limits that Redis did not answer; counted by the gateway alone."
 )
-TTFT_SECONDS = Histogram("octavo_ttft_seconds", "Request received to first token.", buckets=_LATENCIES_S)
+TTFT_SECONDS = Histogram(
+    "octavo_ttft_seconds",
+    "Request received to the first output: sent, if it is streamed, else sampled.",
+    buckets=_LATENCIES_S,
+)
 INTER_TOKEN_LATENCY_SECONDS = (SharedEventHistogram if _SHARED_DIR else EventHistogram)(
     "octavo_inter_token_latency_seconds", "Time between two tokens of one choice.", buckets=_TOKEN_LATENCIES_S
+)
+QUEUE_SECONDS = Histogram("octavo_queue_seconds", "Prompt sent on to its blocks.", buckets=_LATENCIES_S)
+PREFILL_SECONDS = Histogram("octavo_prefill_seconds", "Prompt's blocks to first token.", buckets=_LATENCIES_S)
+DECODE_SECONDS = Histogram("octavo_decode_seconds", "First token to last, of a choice.", buckets=_LATENCIES_S)
+TPOT_SECONDS = Histogram(
+    "octavo_time_per_output_token_seconds",
+    "Mean time between the tokens of a choice.",
+    buckets=_TOKEN_LATENCIES_S,
+)
+PROMPT_LENGTH = Histogram("octavo_request_prompt_tokens", "Tokens of a prompt.", buckets=_LENGTHS)
+OUTPUT_LENGTH = Histogram("octavo_request_output_tokens", "Output tokens of a choice.", buckets=_LENGTHS)
+FINISHED_CHOICES = Counter(
+    "octavo_finished_choices", "Choices that ended: stop, length, abort (the client left) or error.", ["reason"]
 )
 REQUEST_SECONDS = Histogram("octavo_request_seconds", "Request received to end of the answer.", buckets=_LATENCIES_S)
 
