@@ -87,6 +87,12 @@ class LivelyPool:
         self._next_id += 1
         return True
 
+    def grow(self, sequence_id: int) -> int:
+        """It takes one block more, which is returned."""
+        block_id = min(self.pool.blocks.granted)
+        self.send(spent=[(sequence_id, block_id)])
+        return block_id
+
     def tick(self) -> None:
         """A little later: some have grown, one or two have ended, and others have come."""
         growing = self._rng.sample(sorted(self.lengths), min(24, len(self.lengths)))

@@ -34,8 +34,22 @@ def page(browser: Browser, still: Served) -> Iterator[Page]:
         yield opened
 
 
-def number(text: str | None) -> int:
-    return int((text or "").replace(",", ""))
+COLOUR_AT = """(block) => {
+    const canvas = document.getElementById("map-canvas");
+    const label = document.getElementById("map").getAttribute("aria-label");
+    const columns = Number(/rows of (\\d+)/.exec(label)[1]);
+    const pitch = canvas.width / columns;
+    const [x, y] = [(block % columns) * pitch + 1, Math.floor(block / columns) * pitch + 1];
+    return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3)];
+}"""
+VARIABLE = """(name) => {
+    const probe = document.createElement("i");
+    probe.style.color = `var(--${name})`;
+    document.body.append(probe);
+    const parts = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+    probe.remove();
+    return parts;
+}"""
 
 
 def test_figures_and_legend_are_the_pools_own(page: Page, still: Served) -> None:
@@ -76,28 +90,12 @@ def test_the_map_paints_each_state_in_the_colour_of_its_legend(page: Page, still
     by_state = {state: blocks.states.index(state) for state in (BlockState.GRANTED, BlockState.CACHED)}
     lone = next(one for one in range(600) if blocks.states[one] is BlockState.ACTIVE and blocks.ref_counts[one] == 1)
     shared = max(range(600), key=lambda one: blocks.ref_counts[one])
-    colour_at = """(block) => {
-        const canvas = document.getElementById("map-canvas");
-        const label = document.getElementById("map").getAttribute("aria-label");
-        const columns = Number(/rows of (\\d+)/.exec(label)[1]);
-        const pitch = canvas.width / columns;
-        const [x, y] = [(block % columns) * pitch + 1, Math.floor(block / columns) * pitch + 1];
-        return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3)];
-    }"""
-    variable = """(name) => {
-        const probe = document.createElement("i");
-        probe.style.color = `var(--${name})`;
-        document.body.append(probe);
-        const parts = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
-        probe.remove();
-        return parts;
-    }"""
-    assert page.evaluate(colour_at, by_state[BlockState.GRANTED]) == page.evaluate(variable, "granted")
-    assert page.evaluate(colour_at, by_state[BlockState.CACHED]) == page.evaluate(variable, "cached")
-    assert page.evaluate(colour_at, lone) == page.evaluate(variable, "active")
+    assert page.evaluate(COLOUR_AT, by_state[BlockState.GRANTED]) == page.evaluate(VARIABLE, "granted")
+    assert page.evaluate(COLOUR_AT, by_state[BlockState.CACHED]) == page.evaluate(VARIABLE, "cached")
+    assert page.evaluate(COLOUR_AT, lone) == page.evaluate(VARIABLE, "active")
     deep, plain, sharing = (
         sum(page.evaluate(*arguments))
-        for arguments in ((variable, "active-deep"), (variable, "active"), (colour_at, shared))
+        for arguments in ((VARIABLE, "active-deep"), (VARIABLE, "active"), (COLOUR_AT, shared))
     )
     assert deep < sharing < plain
 
@@ -187,3 +185,23 @@ def test_the_latencies_and_the_goodput_follow_the_limits(page: Page) -> None:
     page.get_by_label("TPOT under").press("Tab")
     expect(page.locator("#goodput-now")).to_contain_text("0 tokens/s, 0 %")
     expect(page.locator("#steps-readout")).to_contain_text("steps/s; worker busy")
+
+
+def test_a_chosen_sequence_is_followed_as_it_grows(page: Page, still: Served) -> None:
+    sequence_id = sorted(still.services.pool.lengths)[2]
+    page.get_by_placeholder("Find a request").fill(request_id_of(sequence_id))
+    page.get_by_role("option").click()
+    page.get_by_text("Block ids in order").click()
+    other = next(
+        block
+        for one, table in still.services.pool.pool.tables
+        for block in table.block_ids
+        if one != sequence_id and still.services.pool.pool.blocks.ref_counts[block] == 1
+    )
+    new = still.call(lambda: still.services.pool.grow(sequence_id))
+    table = still.services.pool.pool.tables.table(sequence_id).block_ids
+    assert table[-1] == new
+    expect(page.locator(".ids")).to_have_text(" ".join(map(str, table)))
+    page.wait_for_timeout(100)
+    assert page.evaluate(COLOUR_AT, new) == page.evaluate(VARIABLE, "active")
+    assert page.evaluate(COLOUR_AT, other) != page.evaluate(VARIABLE, "active")

@@ -23,7 +23,7 @@ export class LiveView {
     this.map = new PoolMap(this.pool, colours, (block) => this.describe(block), (block) => this.pick(block));
     this.list = new SequenceList(this.pool, this.activity, colours, {
       onSelect: (id, blocks) => {
-        this.prefixes.clear();
+        if (this.prefixes.selected !== null) this.prefixes.clear();
         this.highlight(blocks);
       },
       onWhy,

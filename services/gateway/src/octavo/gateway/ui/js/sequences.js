@@ -5,7 +5,7 @@ import { byId, compact, count, element, plural, setText, words } from "./format.
 const ROW_PX = 36;
 
 export class SequenceList {
-  /** `onSelect(id, blocks)`: a sequence was chosen; (null, null): none. `onWhy(requestId)`. `onBlock(block)`: pointed at. */
+  /** `onSelect(id, blocks)`: it was chosen, or its table has changed; (null, null): none is. `onWhy(requestId)`. `onBlock(block)`: pointed at. */
   constructor(pool, activity, colours, { onSelect, onWhy, onBlock }) {
     Object.assign(this, { pool, activity, colours, onSelect, onWhy, onBlock });
     this.list = byId("sequence-list");
@@ -108,8 +108,9 @@ export class SequenceList {
   choose(id) {
     this.active = id;
     this.selected = this.selected === id ? null : id;
+    this.shownBlocks = null;
     this.draw();
-    this.onSelect(this.selected, this.selected === null ? null : this.pool.tables.get(id)?.blocks ?? []);
+    if (this.selected === null) this.onSelect(null, null);
   }
 
   /** Choose it, and bring it in sight. */
@@ -170,6 +171,7 @@ export class SequenceList {
       return;
     }
     const blocks = table?.blocks ?? [];
+    if (blocks !== this.shownBlocks) this.onSelect(this.selected, blocks);
     this.shownBlocks = blocks;
     this.shownRequest = entry?.request ?? "";
     this.why.hidden = !this.shownRequest;
