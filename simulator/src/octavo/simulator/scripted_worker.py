@@ -80,6 +80,8 @@ class ScriptedWorker:
         self.num_transferred_blocks = {TransferDirection.TO_HOST: 0, TransferDirection.TO_DEVICE: 0}
         self._host_memory = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
         self._copies: dict[int, _Copy] = {}
+        self.stalled: set[TransferDirection] = set()
+        """Copies this way do not end."""
         self.block_copy_us = 20
         """What it tells that a copy took. Every step takes 1,000."""
         self._chance = chance or Random(0)
@@ -118,7 +120,11 @@ class ScriptedWorker:
         for transfer in plan.transfers:
             if transfer.direction is TransferDirection.TO_DEVICE:
                 self._begin_to_device(transfer)
-        finished = [one for one in self._copies if not plan.slots or self._chance.random() < 0.4]
+        finished = [
+            transfer_id
+            for transfer_id, copy in self._copies.items()
+            if copy.transfer.direction not in self.stalled and (not plan.slots or self._chance.random() < 0.4)
+        ]
         num_copied = sum(self._end(transfer_id) for transfer_id in finished)
         self._check_groups(plan)
         token_ids, logprobs = self._run_rows(plan)
