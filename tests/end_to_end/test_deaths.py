@@ -16,7 +16,7 @@ from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ProcessCluster, ServerSettings, running_cluster
 from support.completions import greedy, output_ids
 from support.reference_tokens import Reference, assert_follows, tiny_reference
-from support.streams import Stream
+from support.streams import Stream, assert_tokens_follow
 from support.tiny_models import TinyModel, prompt_of
 
 NUM_TOKENS = 300
@@ -38,17 +38,6 @@ async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
 @pytest.fixture(scope="module")
 def long_references(tiny_llama: TinyModel) -> list[Reference]:
     return [tiny_reference(tiny_llama, prompt_of(length), NUM_TOKENS) for length in (3, 40, 100)]
-
-
-async def assert_tokens_follow(stream: Stream, reference: Reference, client: openai.AsyncOpenAI) -> None:
-    """The stream's tokens first; what comes after a forgiven mismatch is asked for anew."""
-    asked: list[int] = []
-
-    async def continue_from(prompt: list[int], num_tokens: int) -> list[list[int]]:
-        asked.append(num_tokens)
-        return [stream.token_ids] if len(asked) == 1 else await greedy(client)(prompt, num_tokens)
-
-    await assert_follows(reference, continue_from)
 
 
 @pytest.mark.parametrize("service", ["worker", "kvmanager", "scheduler"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -58,6 +59,7 @@ class ServerSettings:
     max_model_len: int | None = None
     pipeline_depth: int = 2
     prefix_cache: bool = True
+    groups: int = 1
     gateways: int = 1
     redis: str | None = None
     log_level: LogLevel = "info"
@@ -176,7 +178,7 @@ class ProcessCluster(Cluster):
             )
         Cluster.running.append(self)
         self.wait_until_ready()
-        assert self.settings.transport == "local" or set(self.pids()) == set(SERVICES)
+        assert self.settings.transport == "local" or set(self.pids()) == self._expected_services()
 
     def stop(self) -> None:
         pids = [*self.pids().values(), self.process.pid]
@@ -197,14 +199,20 @@ class ProcessCluster(Cluster):
         return self._log_path.read_text(errors="replace")
 
     def pids(self) -> dict[str, int]:
-        """Live services and their process ids."""
+        """Live services and their process ids; those of several groups are called worker-1 and so on."""
         found = {}
         for child in _children(self.process.pid):
             command = _command(child)
             for service in SERVICES:
                 if f"octavo.{service}.main" in command and "die_with_parent" not in command:
-                    found[service] = child
+                    found[_name_of(child, service) if self.settings.groups > 1 else service] = child
         return found
+
+    def _expected_services(self) -> set[str]:
+        if self.settings.groups == 1:
+            return set(SERVICES)
+        services = itertools.product(SERVICES[:-1], range(1, self.settings.groups + 1))
+        return {"gateway", *(f"{service}-{group}" for service, group in services)}
 
     def kill_service(self, service: str) -> None:
         """Die without a word, and be started again by the supervisor."""
@@ -216,8 +224,10 @@ class ProcessCluster(Cluster):
         """Resident memory by service."""
         return {service: _resident_bytes(pid) for service, pid in self.pids().items()}
 
-    def pool(self) -> PoolState:
-        [socket_path] = self._tmp.glob("octavo-*/kvmanager.grpc.sock")
+    def pool(self, group: int | None = None) -> PoolState:
+        """Of one of several groups, or of the only one."""
+        name = "kvmanager" if group is None else f"kvmanager-{group}"
+        [socket_path] = self._tmp.glob(f"octavo-*/{name}.grpc.sock")
         with grpc.insecure_channel(f"unix:{socket_path}") as channel:
             inspect = channel.unary_unary(
                 "/octavo.v1.KvManagerService/InspectPool",
@@ -334,6 +344,14 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def _name_of(pid: int, service: str) -> str:
+    """By where it listens."""
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    key = f"OCTAVO_{service.upper()}_LISTEN=".encode()
+    listening = next((entry.decode() for entry in environment if entry.startswith(key)), service)
+    return Path(listening.partition(",")[0]).stem
 
 
 def _is_running(pid: int) -> bool:

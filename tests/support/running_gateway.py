@@ -18,8 +18,9 @@ from octavo.common.messages.generation import ModelInfo, Submit
 from octavo.common.runtime import Stop
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.group_setup import registry_of, worker_groups
 from octavo.gateway.http_server import listen_http, serve_http
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 from support.scripted_scheduler import Answer, ScriptedScheduler
 from support.small_tokenizer import CHAT_TEMPLATE, EOS, byte_level_tokenizer, id_of, model_tokenizer
 
@@ -48,7 +49,7 @@ class RunningGateway:
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
     scheduler: ScriptedScheduler
-    client: SchedulerClient
+    client: WorkerGroups
     stop: Stop
     serving: asyncio.Task[None]
     port: int
@@ -88,12 +89,7 @@ async def running_gateway(
     scheduler = ScriptedScheduler(model, script, step_s)
     settings = {"drain_grace_s": 0.0, "model": Path(), **settings}
     config = GatewayConfig(scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
-    client = SchedulerClient(
-        scheduler.connect,
-        queue_timeout_s=config.queue_timeout_s,
-        token_timeout_s=config.token_timeout_s,
-        recovery_timeout_s=config.recovery_timeout_s,
-    )
+    client = worker_groups(config, registry_of(config), lambda member: scheduler.connect())
     listening, stop = listen_http(config), Stop()
     port = listening.getsockname()[1]
     app = create_app(config, client, model_tokenizer(chat_template))

@@ -9,7 +9,8 @@ from typing import Any
 
 import openai
 
-from support.completions import SERVED_NAME
+from support.completions import SERVED_NAME, greedy
+from support.reference_tokens import Reference, assert_follows
 
 
 @dataclass
@@ -57,3 +58,14 @@ class Stream:
         self.text += choice.text
         if choice.finish_reason is not None:
             self.finish_reasons.append(choice.finish_reason)
+
+
+async def assert_tokens_follow(stream: Stream, reference: Reference, client: openai.AsyncOpenAI) -> None:
+    """The stream's tokens first; what comes after a forgiven mismatch is asked for anew."""
+    asked: list[int] = []
+
+    async def continue_from(prompt: list[int], num_tokens: int) -> list[list[int]]:
+        asked.append(num_tokens)
+        return [stream.token_ids] if len(asked) == 1 else await greedy(client)(prompt, num_tokens)
+
+    await assert_follows(reference, continue_from)

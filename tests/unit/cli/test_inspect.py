@@ -93,6 +93,17 @@ def test_the_running_server_is_found(kvmanager: str, capsys: pytest.CaptureFixtu
     assert "no running `octavo serve` was found" in capsys.readouterr().err
 
 
+def test_of_several_groups_one_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
+    away = "grpc://127.0.0.1:1"
+    groups = {"group-1": [away, away], "group-0": [kvmanager, away]}
+    with registered(RunningServer(os.getpid(), "http://x", away, away, groups)):
+        assert run_inspect(InspectSettings(pool_id="group-0")) == 0
+        assert "pool group-0: " in capsys.readouterr().out
+        assert run_inspect(InspectSettings(pool_id="group-2")) == 1
+        assert "it has group-1, group-0" in capsys.readouterr().err
+        assert run_inspect(InspectSettings()) == 1, "the first one is away"
+
+
 def test_files_of_dead_servers_are_removed(tmp_path: Path) -> None:
     dead = RunningServer(2**22 + 1, "http://x", "grpc://y:1", "grpc://z:1")
     context = registered(dead)

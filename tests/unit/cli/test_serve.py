@@ -14,7 +14,8 @@ from octavo.cli.main import app
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve import PortInUseError, check_port, greeting_text
 from octavo.cli.serve_options import ServeOptions
-from octavo.cli.service_processes import ServiceProcess, service_processes
+from octavo.cli.service_processes import ServiceProcess, members, service_processes
+from octavo.common.registry import Role
 from octavo.gateway.config import GatewayConfig
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.scheduler.config import SchedulerConfig
@@ -115,6 +116,25 @@ def test_what_is_not_asked_for_is_left_to_the_services() -> None:
     _, worker, _, _ = service_processes(ServeOptions(), MODEL, RUN_DIR)
     assert "OCTAVO_WORKER_BLOCK_SIZE" not in worker.settings
     assert worker.settings["OCTAVO_WORKER_LOG_LEVEL"] == "warning"
+
+
+def test_groups_have_services_of_their_own_and_the_gateway_a_list_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServeOptions(groups=2)
+    processes = {process.name: process for process in service_processes(options, MODEL, RUN_DIR)}
+    services = [f"{service}-{group}" for service in ("kvmanager", "worker", "scheduler") for group in (1, 2)]
+    assert list(processes) == [*services, "gateway"]
+    config = config_of(processes["scheduler-2"], SchedulerConfig, monkeypatch)
+    assert isinstance(config, SchedulerConfig)
+    assert (str(config.worker), config.pool_id) == ("frames:///run/octavo/worker-2.sock", "group-2")
+    config = config_of(processes["gateway"], GatewayConfig, monkeypatch)
+    assert isinstance(config, GatewayConfig)
+    assert (config.scheduler, config.registry) == (None, "file:///run/octavo/members.json")
+    assert [(member.role, member.pool_id, member.address) for member in members(options, RUN_DIR)] == [
+        (Role.KVMANAGER, "group-1", "frames:///run/octavo/kvmanager-1.sock"),
+        (Role.SCHEDULER, "group-1", "frames:///run/octavo/scheduler-1.sock"),
+        (Role.KVMANAGER, "group-2", "frames:///run/octavo/kvmanager-2.sock"),
+        (Role.SCHEDULER, "group-2", "frames:///run/octavo/scheduler-2.sock"),
+    ]
 
 
 def test_several_gateways_share_a_port_their_metrics_and_redis(monkeypatch: pytest.MonkeyPatch) -> None:

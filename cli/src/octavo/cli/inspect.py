@@ -34,6 +34,9 @@ class CannotInspectError(Exception):
     """There is nothing to look at. The message says what to do."""
 
 
+_ADDRESS_OPTION = "the KV manager's gRPC address: --address grpc://HOST:PORT"
+
+
 @dataclass(frozen=True, slots=True)
 class InspectSettings:
     """Addresses as they were given; None is found from the server that was started last."""
@@ -81,9 +84,8 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
     """Say why a request took as long as it did."""
 
     def show() -> int:
-        address = settings.scheduler or _found(
-            "scheduler", "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
-        )
+        option = "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
+        address = settings.scheduler or _found("scheduler", settings.pool_id, option)
         try:
             explanation = asyncio.run(read_explanation(Address.parse(address), request_id, settings.tls))
         except grpc.aio.AioRpcError as error:
@@ -119,30 +121,41 @@ class _Seen:
     pool: PoolView
     activity: ActivityView | None
     note: str
-    """Why there is no activity."""
+    """Why there is no activity, or what else there is to see."""
 
 
 async def _read(settings: InspectSettings) -> _Seen:
     if settings.tls is not None:
         settings.tls.check()
-    kvmanager = settings.kvmanager or _found("kvmanager", "the KV manager's gRPC address: --address grpc://HOST:PORT")
+    kvmanager = settings.kvmanager or _found("kvmanager", settings.pool_id, _ADDRESS_OPTION)
     pool = await read_pool(Address.parse(kvmanager), settings.pool_id, settings.tls)
     if settings.scheduler is not None:
         return _Seen(pool, await read_activity(Address.parse(settings.scheduler), settings.tls), "")
     if settings.kvmanager is not None:
         return _Seen(pool, None, _NO_SCHEDULER)
     try:
-        address = Address.parse(_found("scheduler", "--scheduler grpc://HOST:PORT"))
-        return _Seen(pool, await read_activity(address, settings.tls), "")
+        address = Address.parse(_found("scheduler", settings.pool_id, "--scheduler grpc://HOST:PORT"))
+        return _Seen(pool, await read_activity(address, settings.tls), _other_pools(pool.pool_id))
     except grpc.aio.AioRpcError as error:
         return _Seen(pool, None, f"the scheduler does not answer: {error.details()}")
 
 
-def _found(service: str, option: str) -> str:
+def _other_pools(pool_id: str) -> str:
+    others = [pool for pool in running_servers()[0].groups if pool != pool_id]
+    return f"more groups: {', '.join(f'octavo inspect --pool {pool}' for pool in others)}" if others else ""
+
+
+def _found(service: str, pool_id: str, option: str) -> str:
+    """Of the group of that pool, or of the first one."""
     servers = running_servers()
     if not servers:
         raise CannotInspectError(_NO_SERVER.format(option=option))
-    return str(getattr(servers[0], service))
+    groups = servers[0].groups
+    if not pool_id or not groups:
+        return str(getattr(servers[0], service))
+    if pool_id not in groups:
+        raise CannotInspectError(f"the server has no pool {pool_id!r}; it has {', '.join(groups)}")
+    return groups[pool_id][("kvmanager", "scheduler").index(service)]
 
 
 def _page(seen: _Seen, width: int) -> RenderableType:

@@ -20,8 +20,8 @@ from octavo.common.messages.generation import GatewayMessage, SchedulerMessage
 from octavo.common.runtime import Stop
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.group_setup import registry_of, worker_groups
 from octavo.gateway.http_server import listen_http, serve_http
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.tokenization import load_tokenizer
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.kvmanager.metrics import KvMetrics
@@ -53,11 +53,8 @@ class LocalCluster:
             connect_worker=lambda: _join(self.worker.accept),
         )
         self._gateway_config = settings.gateway
-        self.gateway_client = SchedulerClient(
-            self.connect_gateway,
-            queue_timeout_s=settings.gateway.queue_timeout_s,
-            token_timeout_s=settings.gateway.token_timeout_s,
-            max_open_requests=settings.gateway.max_open_requests,
+        self.gateway_client = worker_groups(
+            settings.gateway, registry_of(settings.gateway), lambda member: self.connect_gateway()
         )
 
     async def connect_gateway(self) -> Link[GatewayMessage, SchedulerMessage]:

@@ -20,6 +20,7 @@ from octavo.cli.serve_options import (
     Quantization,
     ServeOptions,
     check_gateways,
+    check_groups,
     check_limits,
     check_simulation,
 )
@@ -100,6 +101,9 @@ def serve(
     carrier: Annotated[
         Carrier, typer.Option(help="Between the processes: frames over Unix sockets, or gRPC streams over them.")
     ] = "frames",
+    groups: Annotated[
+        int, typer.Option(min=1, max=64, help="Worker groups: copies of the model, each with a pool of its own.")
+    ] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=64, help="Gateway processes that serve the port together.")] = 1,
     redis: Annotated[
         str | None,
@@ -120,6 +124,7 @@ def serve(
 
     try:
         check_limits(max_num_seqs, max_num_batched_tokens)
+        check_groups(groups, is_local=local)
         check_gateways(gateways, redis, tls_cert, tls_key, is_local=local)
         check_simulation(simulated, simulated_gpus, kv_cache_dtype, quantization)
     except ValueError as error:
@@ -141,6 +146,7 @@ def serve(
         pipeline_depth=pipeline_depth,
         log_level=log_level,
         carrier=carrier,
+        groups=groups,
         gateways=gateways,
         redis=redis,
         tls_cert=tls_cert,

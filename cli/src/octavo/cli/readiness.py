@@ -18,7 +18,10 @@ _CALL_TIMEOUT_S = 2.0
 
 
 async def wait_until_ready(url: str, worker_admin: Address, progress: Progress) -> None:
-    """Return when `url`/health/ready answers 200. Meanwhile tell what the worker says about its model."""
+    """Return when `url`/health/ready answers 200, and all groups are ready.
+
+    Meanwhile tell what the worker says about its model.
+    """
     # Only its own gateway is asked, whose certificate may not be for this address.
     async with httpx.AsyncClient(timeout=_CALL_TIMEOUT_S, trust_env=False, verify=False) as client:
         while not await _is_ready(client, url):
@@ -28,9 +31,11 @@ async def wait_until_ready(url: str, worker_admin: Address, progress: Progress) 
 
 async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
     try:
-        return (await client.get(f"{url}/health/ready")).status_code == httpx.codes.OK
-    except httpx.TransportError:
+        answer = await client.get(f"{url}/health/ready")
+        groups = answer.json().get("groups", {})
+    except (httpx.TransportError, ValueError):
         return False
+    return answer.status_code == httpx.codes.OK and all(state == "ready" for state in groups.values())
 
 
 async def _worker_state(address: Address) -> str:

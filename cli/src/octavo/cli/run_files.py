@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from octavo.cli.model_cache import cache_root
@@ -19,9 +19,11 @@ class RunningServer:
     pid: int
     url: str
     kvmanager: str
-    """gRPC address of the KV manager."""
+    """gRPC address of the KV manager, of several the first."""
     scheduler: str
-    """gRPC address of the scheduler."""
+    """gRPC address of the scheduler, of several the first."""
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    """Of several groups: pool |-> gRPC addresses of its KV manager and its scheduler"""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import uvloop
@@ -21,7 +22,15 @@ from octavo.cli.models import PreparedModel
 from octavo.cli.readiness import wait_until_ready
 from octavo.cli.run_files import RunningServer, registered
 from octavo.cli.serve_options import ServeOptions
-from octavo.cli.service_processes import admin_address, metrics_dir, service_processes
+from octavo.cli.service_processes import (
+    admin_address,
+    members,
+    members_file,
+    metrics_dir,
+    pool_names,
+    service_name,
+    service_processes,
+)
 from octavo.cli.supervisor import ServiceGaveUpError, Supervisor
 from octavo.common import logs
 from octavo.common.links import Address
@@ -58,8 +67,15 @@ def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen)
     """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     with _run_dir() as run_dir:
         metrics_dir(run_dir).mkdir()
-        addresses = {service: admin_address(run_dir, service) for service in ("kvmanager", "scheduler")}
-        with registered(RunningServer(os.getpid(), options.url, **addresses)):
+        known = members(options, run_dir)
+        members_file(run_dir).write_text(json.dumps([asdict(member) for member in known]), encoding="utf-8")
+        groups = {
+            pool: [admin_address(run_dir, service_name(service, pool)) for service in ("kvmanager", "scheduler")]
+            for pool in pool_names(options)
+        }
+        kvmanager, scheduler = next(iter(groups.values()))
+        several = groups if options.groups > 1 else {}
+        with registered(RunningServer(os.getpid(), options.url, kvmanager, scheduler, several)):
             return asyncio.run(_supervise(options, model, run_dir, screen))
 
 
@@ -157,7 +173,11 @@ def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
 async def _greet_when_ready(
     options: ServeOptions, model: PreparedModel, run_dir: Path, supervisor: Supervisor, screen: Screen
 ) -> None:
-    await wait_until_ready(options.url, Address.parse(admin_address(run_dir, "worker")), screen.progress)
+    await wait_until_ready(
+        options.url,
+        Address.parse(admin_address(run_dir, service_name("worker", pool_names(options)[0]))),
+        screen.progress,
+    )
     supervisor.mark_ready()
     screen.say(greeting_text(options.url, model.name))
 
@@ -183,7 +203,7 @@ def greeting_text(url: str, model_name: str) -> str:
 def _run_dir() -> Iterator[Path]:
     """A new folder for sockets that only this user can enter."""
     folder = tempfile.mkdtemp(prefix="octavo-")
-    if len(folder) + len("/kvmanager.grpc.sock") > _MAX_SOCKET_PATH:
+    if len(folder) + len("/kvmanager-64.grpc.sock") > _MAX_SOCKET_PATH:
         shutil.rmtree(folder)
         folder = tempfile.mkdtemp(prefix="octavo-", dir="/tmp")
     try:

@@ -47,6 +47,12 @@ def check_simulation(
         raise ValueError("--kv-cache-dtype and --quantization of a simulated worker are those of its profile")
 
 
+def check_groups(groups: int, *, is_local: bool) -> None:
+    """Raises ValueError if so many groups cannot be started."""
+    if groups > 1 and is_local:
+        raise ValueError("--groups goes with processes of their own, not with --local")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """None leaves a setting to the service that owns it: its environment variable, else its default."""
@@ -79,6 +85,8 @@ class ServeOptions:
     log_level: LogLevel = "warning"
     carrier: Carrier = "frames"
     """How messages travel between the processes."""
+    groups: int = 1
+    """Worker groups: a scheduler, a KV manager and a worker each."""
     gateways: int = 1
     """Gateway processes on the one port."""
     redis: str | None = None

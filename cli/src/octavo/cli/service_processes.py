@@ -11,6 +11,7 @@ from types import MappingProxyType
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import ServeOptions
 from octavo.common.links import Address
+from octavo.common.registry import Member, Role
 
 _PASSIVE_WAIT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 """OpenMP threads that spin while they wait slow a worker down many times over once a neighbour uses a core."""
@@ -35,17 +36,56 @@ def admin_address(run_dir: Path, service: str) -> str:
     return f"grpc+unix://{run_dir}/{service}.grpc.sock"
 
 
+def pool_names(options: ServeOptions) -> list[str]:
+    """Of the block pools, one for each worker group."""
+    return ["default"] if options.groups == 1 else [f"group-{index + 1}" for index in range(options.groups)]
+
+
+def service_name(service: str, pool: str) -> str:
+    """What a service of a group is called, among several."""
+    return service if pool == "default" else f"{service}-{pool.removeprefix('group-')}"
+
+
+def members_file(run_dir: Path) -> Path:
+    """Where several groups are written down for the gateways; it has to be there before they start."""
+    return run_dir / "members.json"
+
+
+def members(options: ServeOptions, run_dir: Path) -> list[Member]:
+    """The schedulers and KV managers of all groups."""
+    return [
+        Member(
+            member_id=(name := service_name(role.value, pool)),
+            role=role,
+            pool_id=pool,
+            address=_stream_address(options, run_dir, name),
+            admin=admin_address(run_dir, name),
+        )
+        for pool in pool_names(options)
+        for role in (Role.KVMANAGER, Role.SCHEDULER)
+    ]
+
+
 def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path) -> list[ServiceProcess]:
     """The services in the order in which they start; they stop in the opposite order.
 
     Their sockets are in `run_dir`, which only this user should be able to enter.
     """
+    groups = [_group(options, model, run_dir, pool) for pool in pool_names(options)]
+    return [
+        *(process for services in zip(*groups, strict=True) for process in services),
+        *_copies(_gateway(options, model, run_dir), options.gateways, run_dir),
+    ]
 
-    def stream_address(service: str) -> str:
-        return f"frames://{run_dir}/{service}.sock" if options.carrier == "frames" else admin_address(run_dir, service)
+
+def _group(options: ServeOptions, model: PreparedModel, run_dir: Path, pool: str) -> list[ServiceProcess]:
+    """KV manager, worker and scheduler of one pool."""
+
+    def name(service: str) -> str:
+        return service_name(service, pool)
 
     def listen(service: str) -> str:
-        return f"frames://{run_dir}/{service}.sock,{admin_address(run_dir, service)}"
+        return f"frames://{run_dir}/{name(service)}.sock,{admin_address(run_dir, name(service))}"
 
     limits = {
         "max_num_seqs": options.max_num_seqs,
@@ -53,7 +93,10 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
         "max_model_len": options.max_model_len,
     }
     kvmanager = _process(
-        "kvmanager", options, {"listen": listen("kvmanager"), "catalogue_dir": run_dir / "blocks"}, drain_s=0.2
+        "kvmanager",
+        options,
+        {"listen": listen("kvmanager"), "catalogue_dir": run_dir / f"blocks-{pool}"},
+        drain_s=0.2,
     )
     worker = _process(
         "worker",
@@ -79,23 +122,32 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
         options,
         {
             "listen": listen("scheduler"),
-            "kvmanager": stream_address("kvmanager"),
-            "worker": stream_address("worker"),
+            "kvmanager": _stream_address(options, run_dir, name("kvmanager")),
+            "worker": _stream_address(options, run_dir, name("worker")),
+            "pool_id": pool,
             "pipeline_depth": options.pipeline_depth,
             "prefix_cache": options.prefix_cache,
             **limits,
         },
         drain_s=0.5,
     )
-    gateway = _process(
+    return [replace(process, name=name(process.name)) for process in (kvmanager, worker, scheduler)]
+
+
+def _gateway(options: ServeOptions, model: PreparedModel, run_dir: Path) -> ServiceProcess:
+    first = pool_names(options)[0]
+    scheduler, kvmanager = service_name("scheduler", first), service_name("kvmanager", first)
+    is_only = options.groups == 1
+    return _process(
         "gateway",
         options,
         {
             "host": options.host,
             "port": options.port,
-            "scheduler": stream_address("scheduler"),
-            "scheduler_admin": Address.parse(admin_address(run_dir, "scheduler")).grpc_target,
-            "kvmanager_admin": Address.parse(admin_address(run_dir, "kvmanager")).grpc_target,
+            "scheduler": _stream_address(options, run_dir, scheduler) if is_only else None,
+            "registry": None if is_only else f"file://{members_file(run_dir)}",
+            "scheduler_admin": Address.parse(admin_address(run_dir, scheduler)).grpc_target,
+            "kvmanager_admin": Address.parse(admin_address(run_dir, kvmanager)).grpc_target,
             "model": model.folder,
             "response_store_redis": options.redis,
             "limits_redis": options.redis,
@@ -104,7 +156,10 @@ def service_processes(options: ServeOptions, model: PreparedModel, run_dir: Path
         },
         drain_s=1.5,
     )
-    return [kvmanager, worker, scheduler, *_copies(gateway, options.gateways, run_dir)]
+
+
+def _stream_address(options: ServeOptions, run_dir: Path, name: str) -> str:
+    return f"frames://{run_dir}/{name}.sock" if options.carrier == "frames" else admin_address(run_dir, name)
 
 
 def metrics_dir(run_dir: Path) -> Path:

@@ -141,6 +141,13 @@ class BlockHasher:
         self.before_parent = b"p\x01" + _LENGTH.pack(len(self.root))
         self.before_tokens = b"t\x01" + _LENGTH.pack(block_size * TOKEN_BYTES)
 
+    @classmethod
+    def of_root(cls, block_size: int, algorithm: HashAlgorithm, root: bytes) -> BlockHasher:
+        """One that names blocks as the one does whose root this is. Raises ImportError as `digest_function` does."""
+        hasher = cls(block_size, algorithm=algorithm)
+        hasher.root = root
+        return hasher
+
     def namespace(self, salt: bytes = b"", adapter: str = "", adapter_generation: int = 0) -> Namespace:
         """An empty salt is an absent one; an empty adapter is the base model, which has no generations."""
         root = self.digest(

@@ -30,6 +30,7 @@ from octavo.gateway import (
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
+from octavo.gateway.group_metrics import GroupMetrics
 from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
 from octavo.gateway.intake import IntakeMiddleware
 from octavo.gateway.key_sources import KeyRing, key_source
@@ -42,16 +43,17 @@ from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import EXPOSED_HEADERS, RequestContextMiddleware
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
 from octavo.gateway.scheduler_admin import SchedulerAdmin
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.tenancy import TenancyMiddleware
 from octavo.gateway.tokenization import ModelTokenizer
+from octavo.gateway.worker_groups import WorkerGroups
 
 
-def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer) -> FastAPI:
+def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer) -> FastAPI:
     """The gateway as an application. Its lifespan runs the client."""
     store = _response_store(config)
     checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
     admin = SchedulerAdmin(config.scheduler_admin, config.link_tls) if config.scheduler_admin else None
+    group_metrics = GroupMetrics(lambda: client.admin_targets, config.link_tls)
 
     tracer = open_tracer("gateway", config)
     source = key_source(config)
@@ -76,6 +78,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             await checker.close()
+            await group_metrics.close()
             if admin is not None:
                 await admin.close()
 
@@ -109,7 +112,7 @@ def create_app(config: GatewayConfig, client: SchedulerClient, tokenizer: ModelT
     app.include_router(kept_responses.router(config, client))
     app.include_router(models.router(client))
     app.include_router(explanations.router(config, client))
-    app.include_router(health.router(client, admin))
+    app.include_router(health.router(client, group_metrics))
     if config.ui:
         hub = LiveHub(config, is_closing=lambda: client.refuses_work)
         access = OperatorAccess(config, asks_for_api_keys=ring is not None)

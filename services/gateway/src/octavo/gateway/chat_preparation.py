@@ -23,10 +23,10 @@ from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import account_of
 from octavo.gateway.request_checks import check_options, complete_prompt, served_model
 from octavo.gateway.request_part import Prompt
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tool_choice import ToolUse, tool_use
+from octavo.gateway.worker_groups import WorkerGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ChatPreparation:
     """Knows the model; one for all requests."""
 
     def __init__(
-        self, config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer, checker: GrammarChecker
+        self, config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer, checker: GrammarChecker
     ) -> None:
         self._config, self._client, self._tokenizer, self._checker = config, client, tokenizer, checker
         self._answers = model_answers(config, tokenizer.chat_template)

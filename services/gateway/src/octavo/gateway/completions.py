@@ -34,10 +34,10 @@ from octavo.gateway.request_checks import (
 from octavo.gateway.request_context import read_body
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import COMPLETION_PREFIX
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.stop_strings import stop_strings
 from octavo.gateway.structured_output import with_grammar
 from octavo.gateway.tokenization import ModelTokenizer
+from octavo.gateway.worker_groups import WorkerGroups
 
 
 class CompletionFormat:
@@ -135,7 +135,7 @@ class CompletionFormat:
 
 
 def router(
-    config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer, checker: GrammarChecker
+    config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer, checker: GrammarChecker
 ) -> APIRouter:
     """The route."""
     routes = APIRouter()

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validato
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from octavo.common.service_config import AddressSetting, ServiceConfig, split_list
+from octavo.gateway.routing import RoutingPolicy
 
 
 class GatewayConfig(ServiceConfig):
@@ -19,8 +20,18 @@ class GatewayConfig(ServiceConfig):
     model: Path
     """Folder with tokenizer.json and, for chat, tokenizer_config.json or chat_template.jinja."""
 
-    scheduler: AddressSetting
-    """Where the scheduler listens."""
+    scheduler: AddressSetting | None = None
+    """Where the scheduler listens. Unset: there is one for each pool that the registry names."""
+
+    routing: RoutingPolicy = "prefix"
+    """Which of several groups gets a request. `prefix`: where it costs least, by what each pool holds and what waits
+    there; `least_loaded`: where the fewest are; `round_robin`: in turn."""
+
+    max_directory_blocks: int = Field(default=131_072, ge=0)
+    """Blocks of one pool that routing by prefix remembers, about 100 bytes each."""
+
+    reroute_after_s: float = Field(default=10.0, gt=0)
+    """Seconds after which a request that has not begun goes to another group, if one has nothing waiting."""
 
     scheduler_admin: str | None = None
     """gRPC target (HOST:PORT or unix:PATH) of the scheduler's admin service, whose metrics /metrics shows as well."""
@@ -179,4 +190,6 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("give one of api_keys, api_keys_file and api_keys_redis")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
             raise ValueError("tls_cert and tls_key go together, and tls_client_ca with them")
+        if (self.scheduler is None) == (self.registry is None):
+            raise ValueError("give either a scheduler or a registry to find schedulers in")
         return self

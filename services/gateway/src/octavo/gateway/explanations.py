@@ -9,10 +9,10 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.request_account import account_of
 from octavo.gateway.response_ids import request_id_of
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 
 
-def router(config: GatewayConfig, client: SchedulerClient) -> APIRouter:
+def router(config: GatewayConfig, client: WorkerGroups) -> APIRouter:
     """The route."""
     routes = APIRouter()
 

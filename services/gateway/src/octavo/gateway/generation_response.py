@@ -22,7 +22,8 @@ from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import RequestAccount
 from octavo.gateway.request_part import Prompt
-from octavo.gateway.scheduler_client import Generation, GenerationEvent, SchedulerClient
+from octavo.gateway.scheduler_client import Generation, GenerationEvent
+from octavo.gateway.worker_groups import WorkerGroups
 
 log = structlog.get_logger()
 
@@ -81,7 +82,7 @@ class GenerationResponse(Response):
     When the client leaves, the generation is aborted at once.
     """
 
-    def __init__(self, client: SchedulerClient, job: GenerationJob) -> None:
+    def __init__(self, client: WorkerGroups, job: GenerationJob) -> None:
         super().__init__()
         self._client, self._job = client, job
         self._run = _Run(job)

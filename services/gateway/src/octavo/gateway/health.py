@@ -10,13 +10,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from octavo.gateway import metrics
+from octavo.gateway.group_metrics import GroupMetrics
 from octavo.gateway.http_errors import RETRY_AFTER_S
-from octavo.gateway.scheduler_admin import SchedulerAdmin
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 
 
-def router(client: SchedulerClient, admin: SchedulerAdmin | None) -> APIRouter:
-    """The routes. `admin` adds the scheduler's metrics to the gateway's."""
+def router(client: WorkerGroups, group_metrics: GroupMetrics) -> APIRouter:
+    """The routes. `group_metrics` adds those of the schedulers to the gateway's."""
     routes = APIRouter()
 
     @routes.get("/health/live")
@@ -25,10 +25,12 @@ def router(client: SchedulerClient, admin: SchedulerAdmin | None) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> Response:
-        reason = client.why_not_ready
+        reason, states = client.why_not_ready, client.states
+        # Of one group there is no more to say than of all.
+        groups = {"groups": {pool: why or "ready" for pool, why in states.items()}} if len(states) > 1 else {}
         if not reason:
-            return Response(b'{"status":"ready"}', media_type="application/json")
-        body = orjson.dumps({"status": "not ready", "reason": reason})
+            return Response(orjson.dumps({"status": "ready", **groups}), media_type="application/json")
+        body = orjson.dumps({"status": "not ready", "reason": reason, **groups})
         return Response(body, 503, {"retry-after": str(RETRY_AFTER_S)}, "application/json")
 
     @routes.get("/version")
@@ -37,9 +39,7 @@ def router(client: SchedulerClient, admin: SchedulerAdmin | None) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        exposition = metrics.exposition()
-        if admin is not None:
-            exposition = metrics.merged(exposition, await admin.metrics())
+        exposition = await group_metrics.with_schedulers(metrics.exposition())
         return Response(exposition, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     return routes

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from octavo.common.runtime import Stop
 from octavo.gateway.config import GatewayConfig
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ def uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
 
 
 async def serve_http(
-    app: FastAPI, config: GatewayConfig, client: SchedulerClient, listening: socket.socket, stop: Stop
+    app: FastAPI, config: GatewayConfig, client: WorkerGroups, listening: socket.socket, stop: Stop
 ) -> None:
     """Serve until the stop is requested, then let open answers end.
 

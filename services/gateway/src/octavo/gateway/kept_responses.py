@@ -10,12 +10,12 @@ from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.request_account import account_of
 from octavo.gateway.response_ids import request_id_of
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 
 CacheSalt = Annotated[str, Query(max_length=256, description="That of the response's request.")]
 
 
-def router(config: GatewayConfig, client: SchedulerClient) -> APIRouter:
+def router(config: GatewayConfig, client: WorkerGroups) -> APIRouter:
     """The routes. An id of which nothing is kept, or that has another salt, gets the same answer."""
     routes = APIRouter()
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Awaitable
 
 from octavo.common.codecs import GENERATE
-from octavo.common.links import connect
+from octavo.common.links import Address, Link, connect
+from octavo.common.messages.generation import GatewayMessage, SchedulerMessage
 from octavo.common.operations_http import operations_http
+from octavo.common.registry import Member
 from octavo.common.runtime import Stop, run
 from octavo.gateway import metrics
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import UnsupportedDecoderError
+from octavo.gateway.group_setup import registry_of, worker_groups
 from octavo.gateway.http_server import listen_http, serve_http
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.tokenization import load_tokenizer
 
 
@@ -29,17 +32,18 @@ def main() -> None:
     metrics.forget_dead_processes()
 
     async def serve(stop: Stop) -> None:
-        client = SchedulerClient(
-            lambda: connect(config.scheduler, GENERATE, config.connect_timeout_s, config.link_tls),
-            queue_timeout_s=config.queue_timeout_s,
-            token_timeout_s=config.token_timeout_s,
-            recovery_timeout_s=config.recovery_timeout_s,
-            max_open_requests=config.max_open_requests,
-        )
-        app = create_app(config, client, tokenizer)
+        def connect_scheduler(member: Member) -> Awaitable[Link[GatewayMessage, SchedulerMessage]]:
+            return connect(Address.parse(member.address), GENERATE, config.connect_timeout_s, config.link_tls)
+
+        registry = registry_of(config)
+        groups = worker_groups(config, registry, connect_scheduler)
+        app = create_app(config, groups, tokenizer)
         gc.freeze()  # what lives as long as the process need not be searched again and again
-        with operations_http(config.metrics_listen, lambda: client.why_not_ready):
-            await serve_http(app, config, client, listen_http(config), stop)
+        try:
+            with operations_http(config.metrics_listen, lambda: groups.why_not_ready):
+                await serve_http(app, config, groups, listen_http(config), stop)
+        finally:
+            await registry.close()
 
     run("gateway", config, serve)
 

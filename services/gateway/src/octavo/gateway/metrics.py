@@ -65,6 +65,11 @@ CLIENT_DISCONNECTS = Counter("octavo_client_disconnects", "Clients that left bef
 RESUBMITTED_REQUESTS = Counter(
     "octavo_resubmitted_requests", "Prompts that were submitted to another scheduler after theirs was lost."
 )
+ROUTED_REQUESTS = Counter("octavo_routed_requests", "Requests by the pool that they were sent to.", ["pool"])
+FORESEEN_CACHED_TOKENS = Counter(
+    "octavo_foreseen_cached_tokens", "Prompt tokens that the chosen pool was believed to hold, among several.", ["pool"]
+)
+MOVED_REQUESTS = Counter("octavo_moved_requests", "Requests that another group went on with, by reason.", ["reason"])
 PROMPT_TOKENS = Counter("octavo_prompt_tokens", "Prompt tokens of answered requests.")
 OUTPUT_TOKENS = Counter("octavo_output_tokens", "Tokens sent to clients.")
 TENANT_REQUESTS = Counter("octavo_tenant_requests", "Requests by tenant, served or refused.", ["tenant", "outcome"])

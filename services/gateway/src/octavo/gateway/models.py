@@ -11,10 +11,10 @@ from octavo.common.errors import NotReadyError, UnknownModelError
 from octavo.common.messages.generation import ModelInfo
 from octavo.gateway.answer_schema import ModelEntry, ModelList
 from octavo.gateway.openapi import answers
-from octavo.gateway.scheduler_client import SchedulerClient
+from octavo.gateway.worker_groups import WorkerGroups
 
 
-def router(client: SchedulerClient) -> APIRouter:
+def router(client: WorkerGroups) -> APIRouter:
     """The routes."""
     routes = APIRouter()
     started = int(time.time())

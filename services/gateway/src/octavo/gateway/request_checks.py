@@ -14,11 +14,11 @@ from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import request_id_of
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.search_options import SearchOptions, search_options
 from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.token_rules import token_rules
 from octavo.gateway.tokenization import ModelTokenizer
+from octavo.gateway.worker_groups import WorkerGroups
 
 DEFAULT_COMPLETION_TOKENS = 16
 _LOWEST_TEMPERATURE = 1e-4
@@ -26,7 +26,7 @@ _LOWEST_TEMPERATURE = 1e-4
 PromptInput = str | list[int]
 
 
-def served_model(client: SchedulerClient, name: str | None) -> ModelInfo:
+def served_model(client: WorkerGroups, name: str | None) -> ModelInfo:
     """The model of a request. Raises NotReadyError and UnknownModelError."""
     model = client.model
     if model is None or client.why_refused:

@@ -78,6 +78,7 @@ class Generation:
         "_waiter",
         "last_news_s",
         "num_cached_tokens",
+        "refused_by",
         "traceparent",
     )
 
@@ -96,6 +97,8 @@ class Generation:
         """Prompt tokens found in the prefix cache, over all prompts."""
         self.last_news_s = 0.0
         """Time of the event loop at which the scheduler last said something about it."""
+        self.refused_by: set[str] = set()
+        """Pools whose schedulers did not take it."""
 
     def __enter__(self) -> Generation:
         return self
@@ -123,6 +126,16 @@ class Generation:
         self._client._abort_choice(part, choice % self._n, num_tokens)
 
     @property
+    def parts(self) -> list[Part]:
+        """Those that have not ended."""
+        return [part for part in self._parts if part.open_choices]
+
+    @property
+    def is_branch(self) -> bool:
+        """It goes on from something that only one scheduler has."""
+        return any(part.prompt.branch is not None for part in self.parts)
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Over all prompts, with the tokens shared with a branch point once they are known."""
         return sum(part.num_prompt_tokens for part in self._parts)
@@ -142,6 +155,9 @@ class Generation:
         self._events.append((choice, event))
         self.last_news_s = now_s
         self._wake()
+
+    def _expire(self) -> None:
+        self._client._fail(self, DeadlineExceededError(_LATE))
 
     def _wake(self) -> None:
         if self._waiter is not None:
@@ -180,6 +196,10 @@ class SchedulerClient:
         self._parts: dict[int, Part] = {}
         self._query_nos = itertools.count(1)
         self._queries: dict[int, asyncio.Future[bytes]] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when there is news of the scheduler's state."""
+        self.on_failed: Callable[[Generation, OctavoError], bool] = lambda generation, error: False
+        """Called when the scheduler fails a request; true if another client has it now."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -201,14 +221,9 @@ class SchedulerClient:
         return self._away_since is not None and now_s - self._away_since > self._recovery_timeout_s
 
     @property
-    def _takes_requests(self) -> bool:
+    def takes_requests(self) -> bool:
         """There is a scheduler that has a model. It may have lost its worker for now: then requests wait there."""
         return self._link is not None and self._status.model is not None and not self._status.is_draining
-
-    @property
-    def refuses_work(self) -> bool:
-        """The gateway is about to end."""
-        return bool(self._refusal)
 
     @property
     def model(self) -> ModelInfo | None:
@@ -218,6 +233,48 @@ class SchedulerClient:
     @property
     def num_open_requests(self) -> int:
         return len(self._parts)
+
+    @property
+    def is_connected(self) -> bool:
+        """There is a link to the scheduler."""
+        return self._link is not None
+
+    @property
+    def stranded(self) -> list[Generation]:
+        """Those that another scheduler could go on with: this one is lost, lacks its worker, or wants no new ones."""
+        if self._status.ready:
+            return []
+        is_leaving = self._status.is_draining
+        parts = self._parts.values()
+        return list({part.generation: None for part in parts if not (is_leaving and part.is_sent)})
+
+    def has(self, generation: Generation) -> bool:
+        """Whether some of it is open here."""
+        return any(self._parts.get(part.request_no) is part for part in generation.parts)
+
+    def release(self, generation: Generation) -> bool:
+        """Give it up, for another client to `adopt`. False if it was lost too often: then it has failed."""
+        is_lost = False
+        for part in generation.parts:
+            if self._remove(part) and part.is_sent:
+                self._send(Abort(part.request_no))
+            is_lost = not part.lose() or is_lost
+        if is_lost:
+            self._fail(generation, LinkClosedError("the connection to the scheduler was lost"))
+        return not is_lost
+
+    def adopt(self, generation: Generation) -> None:
+        """Go on with what another client has released."""
+        generation._client = self
+        generation.last_news_s = asyncio.get_running_loop().time()
+        for part in generation.parts:
+            part.request_no = self._next_request_no
+            self._next_request_no += 1
+            self._parts[part.request_no] = part
+            self._idle.clear()
+            if self.takes_requests:
+                metrics.RESUBMITTED_REQUESTS.inc(part.num_losses > 0)
+                self._submit(part)
 
     def submit(
         self,
@@ -246,7 +303,7 @@ class SchedulerClient:
         loop = asyncio.get_running_loop()
         generation.last_news_s = loop.time()
         if timeout_s is not None:
-            generation._deadline = loop.call_later(timeout_s, self._fail, generation, DeadlineExceededError(_LATE))
+            generation._deadline = loop.call_later(timeout_s, generation._expire)
         for index, prompt in enumerate(prompts):
             part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             part = Part(generation, self._next_request_no, part_id, index, prompt, cache_salt)
@@ -254,7 +311,7 @@ class SchedulerClient:
             generation._parts.append(part)
             self._parts[part.request_no] = part
             self._idle.clear()
-            if self._takes_requests:
+            if self.takes_requests:
                 self._submit(part)
         return generation
 
@@ -344,12 +401,13 @@ class SchedulerClient:
 
     def _set_status(self, status: SchedulerStatus) -> None:
         self._status = status
+        self.on_change()
         if status.model is not None:
             if self._model is not None and not _can_go_on(self._model, status.model):
                 self._fail_waiting(NotReadyError(f"the model was replaced by {status.model.model_name!r}"))
             self._model = status.model
         now_s = asyncio.get_running_loop().time()
-        if not self._takes_requests:
+        if not self.takes_requests:
             self._away_since = now_s if self._away_since is None else self._away_since
             return
         self._away_since = None
@@ -413,8 +471,10 @@ class SchedulerClient:
                 self._close_choice(part, end.choice_index)
         for failed in batch.failed:
             if part := parts.get(failed.request_no):
-                self._remove(part)
-                self._fail(part.generation, from_reason(failed.reason, failed.message))
+                error = from_reason(failed.reason, failed.message)
+                if not self.on_failed(part.generation, error):
+                    self._remove(part)
+                    self._fail(part.generation, error)
 
     def _close_choice(self, part: Part, choice_index: int) -> None:
         part.open_choices.discard(choice_index)

@@ -11,15 +11,13 @@ from octavo.gateway.openai_schema import ChatRequest, json_object, validated
 from octavo.gateway.openapi import body_of
 from octavo.gateway.request_checks import served_model
 from octavo.gateway.request_context import read_body
-from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tokenizer_schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from octavo.gateway.worker_groups import WorkerGroups
 
 
-def router(
-    config: GatewayConfig, client: SchedulerClient, tokenizer: ModelTokenizer, chats: ChatPreparation
-) -> APIRouter:
+def router(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer, chats: ChatPreparation) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 

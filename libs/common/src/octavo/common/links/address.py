@@ -27,6 +27,12 @@ class Address:
             raise ValueError(f"address {text!r} has no port: write grpc://host:port")
         return cls(scheme, target)
 
+    @classmethod
+    def of_grpc_target(cls, target: str) -> Address:
+        """From gRPC's own notation. Raises ValueError as `parse` does."""
+        path = target.removeprefix("unix:")
+        return cls.parse(f"grpc+unix://{path}" if path != target else f"grpc://{target}")
+
     @property
     def is_grpc(self) -> bool:
         return self.scheme != "frames"

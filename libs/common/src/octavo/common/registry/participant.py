@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from octavo.common.errors import NotReadyError
@@ -21,7 +22,7 @@ from octavo.common.service_config import ServiceConfig
 
 
 class Participant:
-    """Without a registry in the settings nobody is known, nothing is registered, and every lease is granted."""
+    """Without a registry in the settings nobody is known, nothing is registered, and there are no leases."""
 
     def __init__(self, config: ServiceConfig, role: Role, pool_id: str, listen: Sequence[Address]) -> None:
         """`listen`: where the service can be reached, if its settings do not tell where others find it."""
@@ -54,6 +55,8 @@ class Participant:
 
     async def take_lease(self, stop: Stop) -> int:
         """The epoch of the lease once it is this service's; 0 if the stop came first."""
+        if not self._is_registered:
+            return int(time.time() * 1000)
         taken, stopped = asyncio.create_task(self._membership.take_lease()), asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)

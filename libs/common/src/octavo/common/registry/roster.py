@@ -26,11 +26,11 @@ class Roster:
         registry: Registry,
         interval_s: float = 1.0,
         keep_s: float = 15.0,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._interval_s, self._keep_s = interval_s, keep_s
-        self._on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when members have come, gone or changed."""
         self._known: dict[str, tuple[Member, float]] = {}
         """id |-> what it told last, and when the registry named it last"""
         self._was_read = asyncio.Event()
@@ -73,7 +73,7 @@ class Roster:
         self._known = {id_: known for id_, known in self._known.items() if now - known[1] <= self._keep_s}
         self._was_read.set()
         if self.members != before:
-            self._on_change()
+            self.on_change()
 
     async def run(self) -> None:
         """Refresh until cancelled."""
