@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -15,6 +16,8 @@ from structlog.testing import capture_logs
 
 from octavo.gateway.api_keys import KeyBook, Tenant
 from octavo.gateway.key_sources import RELOAD_S, change_file
+from octavo.v1 import kvmanager_service_pb2 as pb
+from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 from support.redis_server import running_redis
 from support.running_gateway import RunningGateway, eventually, running_gateway, says
 
@@ -231,3 +234,31 @@ async def test_the_access_log_tells_latencies_and_tokens_and_neither_texts_nor_k
     assert 0 < served["ttft_s"] <= served["duration_s"]
     assert [line["status"] for line in lines if "status" in line] == [200, 400, 401]
     assert not [line for line in lines if "sesame" in str(line) or "sk-octavo" in str(line) or "quick" in str(line)]
+
+
+async def test_a_tenant_flushes_its_own_prefixes_and_nobody_elses(tmp_path: Path) -> None:
+    class KvManager(pb_grpc.KvManagerServiceServicer):
+        salts: ClassVar[list[bytes]] = []
+
+        async def FlushPrefixCache(self, request: Any, context: Any) -> pb.FlushPrefixCacheResponse:
+            self.salts.append(request.salt)
+            return pb.FlushPrefixCacheResponse(num_freed_blocks=3, num_used_blocks=1)
+
+    keys, server, target = Keys(a=Tenant(), b=Tenant()), grpc.aio.server(), f"unix:{tmp_path}/kv.sock"
+    add_servicer: Any = pb_grpc.add_KvManagerServiceServicer_to_server
+    add_servicer(KvManager(), server)
+    server.add_insecure_port(target)
+    await server.start()
+    async with gateway_with(keys, kvmanager_admin=target) as gateway:
+        for name in ("a", "b"):
+            await gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of(name))
+            flushed = await gateway.http.delete("/v1/prefix_cache", headers=keys.of(name))
+            assert flushed.json() == {"object": "prefix_cache.flushed", "freed_blocks": 3, "used_blocks": 1}
+        await server.stop(None)
+        away = await gateway.http.delete("/v1/prefix_cache", headers=keys.of("a"))
+        assert (away.status_code, away.json()["error"]["code"]) == (503, "service_unavailable")
+    assert KvManager.salts == [submit.cache_salt for submit in gateway.scheduler.submits]
+    assert len(set(KvManager.salts)) == 2
+    async with running_gateway(says("x"), kvmanager_admin=target) as gateway:
+        refused = await gateway.http.delete("/v1/prefix_cache")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "keys_required")

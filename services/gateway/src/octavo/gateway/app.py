@@ -23,6 +23,7 @@ from octavo.gateway import (
     health,
     kept_responses,
     models,
+    prefix_flush,
     responses,
     tokenizer_routes,
     ui_routes,
@@ -110,6 +111,7 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     app.include_router(tokenizer_routes.router(config, client, tokenizer, chats))
     app.include_router(embeddings.router())
     app.include_router(kept_responses.router(config, client))
+    app.include_router(prefix_flush.router(config))
     app.include_router(models.router(client))
     app.include_router(explanations.router(config, client))
     app.include_router(health.router(client, group_metrics))

@@ -37,7 +37,7 @@ class GatewayConfig(ServiceConfig):
     """gRPC target (HOST:PORT or unix:PATH) of the scheduler's admin service, whose metrics /metrics shows as well."""
 
     kvmanager_admin: str | None = None
-    """gRPC target (HOST:PORT or unix:PATH) of the KV manager, whose pool the web page shows."""
+    """gRPC target (HOST:PORT or unix:PATH) of the KV manager, whose pool the web page shows and tenants may flush."""
 
     ui: bool = True
     """Serve the web page at /ui."""
