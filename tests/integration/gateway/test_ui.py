@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from octavo.gateway.api_keys import KeyBook, Tenant
 from octavo.gateway.live_frames import BLOCKS, HEADER, JSON
 from octavo.gateway.live_hub import MAX_QUEUED_FRAMES, MAX_WATCHERS, _Watcher
 from support.lively_services import LivelyPool, LivelyServices, lively_services
@@ -155,6 +156,17 @@ async def test_without_a_key_only_this_machine_may_look(tmp_path: Path) -> None:
             assert (await gateway.http.get("/ui/api/requests/x/why", headers={"host": host})).status_code == 404
     async with running_gateway(says("hi"), host="0.0.0.0", scheduler_admin="unused:1") as gateway:
         assert (await gateway.http.get("/ui/api/requests/x/why")).status_code == 403
+
+
+async def test_where_api_keys_are_asked_for_operators_may_look(tmp_path: Path) -> None:
+    book, operators = KeyBook().with_key("boss", Tenant(operator=True))
+    book, tenants = book.with_key("acme", Tenant())
+    async with lively_gateway(tmp_path, host="0.0.0.0", api_keys=book.text()) as (gateway, _):
+        for key, status in (("", 401), (tenants, 403), (operators, 404)):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            assert (await gateway.http.get("/ui/api/requests/x/why", headers=headers)).status_code == status
+            assert (await gateway.http.get("/ui/", headers=headers)).status_code == 200
+            assert (await gateway.http.get("/ui/js/main.js", headers=headers)).status_code == 200
 
 
 async def test_files_of_the_page_and_no_others() -> None:
