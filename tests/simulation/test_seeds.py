@@ -15,6 +15,7 @@ from octavo.kvmanager.pool import Pool
 from octavo.simulator import main
 from octavo.simulator.seeds import SeedFailure, Summary, run_seeds, silence_logs, try_seed
 from octavo.simulator.simulation import MIN_FAULTS, MIN_REQUESTS, MIN_STEPS, SeedReport, run_seed
+from octavo.simulator.soak import run_soak
 from octavo.simulator.tally import FAULTS, RULES
 
 NUM_SEEDS = 80
@@ -80,3 +81,13 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run_seed(1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_grows_while_one_cluster_runs_for_long() -> None:
+    """Five minutes of virtual time; `octavo-simulator --soak 3600` runs an hour."""
+    parts = list(run_soak(seed=3, virtual_s=300))
+    assert parts[-1].virtual_s >= 300
+    assert parts[-1].num_steps > 3_000
+    assert parts[-1].num_faults > 50
+    sizes = [part.num_objects for part in parts[2:]]
+    assert max(sizes[5:]) < 1.05 * max(sizes[:5]), sizes

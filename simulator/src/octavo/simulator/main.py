@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from octavo.simulator.report import print_failure, print_summary
 from octavo.simulator.seeds import SeedFailure, Summary, run_seeds, silence_logs, try_seed
+from octavo.simulator.soak import run_soak
 
 MAX_FAILURES = 20
 """A run ends after so many."""
@@ -25,13 +26,19 @@ def simulate(
     first: Annotated[int, typer.Option(help="The first of them; the others follow.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that run them.")] = 2,
     seed: Annotated[int | None, typer.Option(help="Run this one seed, in this process.")] = None,
+    soak: Annotated[
+        float | None, typer.Option(help="Run one cluster, drawn from --first, for so many seconds of virtual time.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: print every message as it arrives.")] = False,
 ) -> None:
     """Run scheduler and KV manager with scripted gateways and workers in virtual time, under faults drawn from a seed.
 
     Exit status 1 if a seed finds a fault.
     """
-    failed = _run_one(seed, trace=trace) if seed is not None else _run_many(range(first, first + seeds), jobs)
+    if soak is not None:
+        failed = _run_soak(first, soak)
+    else:
+        failed = _run_one(seed, trace=trace) if seed is not None else _run_many(range(first, first + seeds), jobs)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -46,6 +53,23 @@ def _run_one(seed: int, *, trace: bool) -> bool:
     summary = Summary()
     summary.add(outcome)
     print_summary(console, summary, time.monotonic() - began)
+    return False
+
+
+def _run_soak(seed: int, virtual_s: float) -> bool:
+    silence_logs()
+    console, began = Console(), time.monotonic()
+    try:
+        for part in run_soak(seed, virtual_s):
+            console.print(
+                f"{part.virtual_s:,.0f} s in {time.monotonic() - began:,.0f} s: {part.num_steps:,} steps,"
+                f" {part.num_requests:,} requests, {part.num_faults:,} faults; nothing left,"
+                f" {part.num_objects:,} objects",
+                soft_wrap=True,
+            )
+    except Exception:
+        console.print_exception()
+        return True
     return False
 
 

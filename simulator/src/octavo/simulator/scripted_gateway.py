@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.common.messages.generation import (
     Abort,
     ChoiceFinished,
     FinishReason,
     Forget,
+    ResumedChoice,
     SamplingParams,
     SchedulerMessage,
     Submit,
@@ -52,6 +53,12 @@ class ClientRequest:
     state: ClientState = ClientState.OPEN
     has_started: bool = False
 
+    @property
+    def can_resume(self) -> bool:
+        """What is open of it has tokens, and is no search."""
+        live = [choice for choice in self.choices if choice.end is None]
+        return bool(live) and not self.submit.params.beam_width and all(choice.tokens for choice in live)
+
 
 class ScriptedGateway:
     """Both directions of the link to the scheduler, and the requests that went over it.
@@ -75,6 +82,23 @@ class ScriptedGateway:
         choices = [ClientChoice(answer) for answer in self._answers(submit.params, start)]
         self.requests[submit.request_no] = ClientRequest(submit, start, choices)
         self.to_scheduler.append(submit)
+
+    def resume(self, request_no: int, lost: ClientRequest) -> None:
+        """Submit a lost request again, to go on with the tokens that came. Choices that were given up have ended."""
+        for choice in lost.choices:
+            if choice.is_aborted and choice.end is None:
+                choice.end = ChoiceFinished(request_no, 0, FinishReason.ABORT)
+        submit = replace(lost.submit, request_no=request_no, request_id=f"request-{request_no}")
+        if lost.has_started:
+            submit = replace(submit, prompt_token_ids=lost.start, branch=None)
+        if lost.can_resume:
+            live = [(index, choice) for index, choice in enumerate(lost.choices) if choice.end is None]
+            resumed = tuple(ResumedChoice(index, tuple(choice.tokens)) for index, choice in live)
+            self.requests[request_no] = ClientRequest(replace(submit, resumed=resumed), lost.start, lost.choices)
+        else:
+            choices = [ClientChoice(choice.expected) for choice in lost.choices]
+            self.requests[request_no] = ClientRequest(submit, lost.start, choices)
+        self.to_scheduler.append(self.requests[request_no].submit)
 
     def forget(self, request: ClientRequest) -> None:
         self.to_scheduler.append(Forget(request.submit.request_id, request.submit.cache_salt))
@@ -110,6 +134,10 @@ class ScriptedGateway:
             request = self._open(failure.request_no)
             assert (failure.request_no, failure.reason) in self.allowed_failures, failure
             request.state = ClientState.FAILED
+
+    def forget_ended_requests(self) -> None:
+        self.requests = {no: request for no, request in self.requests.items() if request.state is ClientState.OPEN}
+        self.allowed_failures.clear()
 
     def assert_ended(self) -> None:
         """Every request has come to its end."""

@@ -94,6 +94,14 @@ class SimulatedCluster(FaultyCluster):
         if submit.branch is not None:
             gateway.allowed_failures.add((number, UnknownResponseError.reason))
 
+    def resume_over(self, gateway: ScriptedGateway, lost: ClientRequest) -> None:
+        """Send a lost request again, with the tokens that came of it."""
+        number = next(self._request_numbers)
+        self.events["resumed with its tokens"] += lost.can_resume
+        if lost.submit.branch is not None:
+            gateway.allowed_failures.add((number, UnknownResponseError.reason))
+        gateway.resume(number, lost)
+
     def lose_gateway(self, gateway: ScriptedGateway) -> list[ClientRequest]:
         """Its link ends on both sides, and it comes back over a new one. The requests that were lost."""
         self.core.on_gateway_lost(gateway.gateway_id)
@@ -340,6 +348,12 @@ class SimulatedCluster(FaultyCluster):
         self._known_epochs["KV manager"] = 0
 
     # The end.
+
+    def forget_ended_requests(self) -> None:
+        """What clients got of them was compared as it came."""
+        self.past_gateways.clear()
+        for gateway in self.gateways:
+            gateway.forget_ended_requests()
 
     def assert_idle(self) -> None:
         """Nothing is alive, and every request came to its end."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from octavo.common.messages.generation import Submit
 from octavo.simulator.scripted_gateway import ClientRequest, ClientState
-from octavo.simulator.simulated_cluster import SimulatedCluster
+from octavo.simulator.simulated_cluster import ClusterShape, SimulatedCluster
 from octavo.simulator.tally import FAULTS
 from octavo.simulator.traffic import KEEP_S, Traffic, draw_shape
 
@@ -54,8 +54,9 @@ class Simulation:
     """Turns of traffic, faults and deliveries until the seed has done enough; then all comes to its end."""
 
     def __init__(self, seed: int, folder: Path, trace: Callable[[str], None] | None = None) -> None:
+        self._seed = seed
         self._dice = random.Random(seed)
-        shape = draw_shape(self._dice, folder)
+        shape = self._draw_shape(folder)
         self.cluster = SimulatedCluster(shape, seed, trace)
         self._traffic = Traffic(self._dice, self.cluster.model.max_model_len, min(shape.max_num_seqs, 3))
         self._trace = trace
@@ -73,6 +74,9 @@ class Simulation:
             (self._bring_back_stale_scheduler, 1),
         ]
         self._fault_rate = self._dice.choice([0.1, 0.2, 0.3])
+
+    def _draw_shape(self, folder: Path) -> ClusterShape:
+        return draw_shape(self._dice, folder)
 
     def run(self) -> SeedReport:
         for _ in range(MAX_TURNS):
@@ -158,6 +162,13 @@ class Simulation:
         requests = list(self._dice.choice(self.cluster.gateways).requests.values())
         return self._dice.choice(requests[-10:]) if requests else None
 
+    def _resume(self, lost: list[ClientRequest]) -> None:
+        """Their gateways live, and submit them again with what came of them."""
+        for request in lost:
+            if any(choice.end is None and not choice.is_aborted for choice in request.choices):
+                self._num_requests += 1
+                self.cluster.resume_over(self._dice.choice(self.cluster.gateways), request)
+
     def _submit_again(self, lost: list[ClientRequest]) -> None:
         """Some clients try once more."""
         for request in lost:
@@ -187,11 +198,13 @@ class Simulation:
         self.cluster.restart_worker(self._absence())
 
     def _restart_scheduler(self) -> None:
-        self._submit_again(self.cluster.restart_scheduler(self._absence()))
+        self._resume(self.cluster.restart_scheduler(self._absence()))
 
     def _lose_gateway(self) -> None:
-        self.cluster.events[self._dice.choice(["gateway died", "gateway link cut"])] += 1
-        self._submit_again(self.cluster.lose_gateway(self._dice.choice(self.cluster.gateways)))
+        has_died = self._dice.random() < 0.5
+        self.cluster.events["gateway died" if has_died else "gateway link cut"] += 1
+        lost = self.cluster.lose_gateway(self._dice.choice(self.cluster.gateways))
+        (self._submit_again if has_died else self._resume)(lost)
 
     def _pause(self) -> None:
         self.cluster.pause(self._dice.choice(_CHANNELS), self._dice.choice([0.05, 0.3]))

@@ -55,6 +55,7 @@ EVENTS = (
     "aborted",
     "forgotten",
     "submitted again",
+    "resumed with its tokens",
     "shared prefix group",
 )
 RULES = (
