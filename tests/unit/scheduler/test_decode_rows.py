@@ -14,7 +14,7 @@ from octavo.scheduler.sequence import Sequence, SequenceState
 from support.sequences import make_running
 
 BLOCK_SIZE = 4
-FED = int(RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE)
+FED = RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 
 
 def account(num_credits: int) -> BlockAccount:

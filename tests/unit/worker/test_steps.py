@@ -18,7 +18,7 @@ FED = RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 GREEDY = OpenSlot(slot=0, sequence_id=1, seeds=(1,), temperature=0.0, top_p=1.0, top_k=0, num_logprobs=None)
 
 
-def prefill(prompt: list[int], block_ids: tuple[int, ...], opening: OpenSlot, flags: RowFlag) -> StepPlan:
+def prefill(prompt: list[int], block_ids: tuple[int, ...], opening: OpenSlot, flags: int) -> StepPlan:
     return StepPlan(
         step_id=1,
         opened_slots=[opening],

@@ -13,7 +13,7 @@ from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.sequence import Sequence, SequenceState
 
-_FLAGS = int(RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE)
+_FLAGS = RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 
 _SLOT, _BASE, _ENTERED, _LAST, GATEWAY, REQUEST, CHOICE = range(7)
 """Columns of a row: slot; next position less the number of launches; the first launch that it was in; the launch

@@ -16,11 +16,11 @@ from octavo.scheduler.sequence import Sequence, SequenceState
 from octavo.scheduler.sharing_groups import SharingGroups
 
 _RUNNING = SequenceState.RUNNING
-_NO_FLAG = int(RowFlag.NONE)
-_SAMPLE = int(RowFlag.SAMPLE)
-_FAN_OUT = int(RowFlag.FAN_OUT)
-_FED_BY_LAST_SAMPLE = int(RowFlag.FED_BY_LAST_SAMPLE)
-_PROMPT_LOGPROBS = int(RowFlag.PROMPT_LOGPROBS)
+_NO_FLAG = RowFlag.NONE
+_SAMPLE = RowFlag.SAMPLE
+_FAN_OUT = RowFlag.FAN_OUT
+_FED_BY_LAST_SAMPLE = RowFlag.FED_BY_LAST_SAMPLE
+_PROMPT_LOGPROBS = RowFlag.PROMPT_LOGPROBS
 
 
 LaunchedRow = tuple[Sequence, int, int]

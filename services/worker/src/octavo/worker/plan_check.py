@@ -9,7 +9,7 @@ from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan
 from octavo.worker.prompt_parts import check_flags
 from octavo.worker.slots import Slots, StepLimits
 
-KNOWN_FLAGS = int(RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE | RowFlag.PROMPT_LOGPROBS)
+KNOWN_FLAGS = RowFlag.SAMPLE | RowFlag.FAN_OUT | RowFlag.FED_BY_LAST_SAMPLE | RowFlag.PROMPT_LOGPROBS
 
 
 def check_plan(plan: StepPlan, batch: Slots) -> None:
@@ -42,7 +42,7 @@ def check_plan(plan: StepPlan, batch: Slots) -> None:
     batch.tables.check_copies(plan.copies, plan.closed_slots, plan.table_deltas)
     _check_rows(plan, limits)
     for slot, start, length, flags in zip(plan.slots, plan.starts, plan.lengths, plan.flags, strict=True):
-        if not is_open(slot):
+        if slot not in opened and (batch.slots[slot] is None or slot in closed):
             raise ProtocolError(f"a row names slot {slot}, which is not open")
         num_positions = table_lengths.get(slot, batch.tables.num_entries[slot]) * limits.block_size
         if start + length > min(num_positions, limits.max_model_len):
@@ -54,9 +54,10 @@ def check_plan(plan: StepPlan, batch: Slots) -> None:
                 raise ProtocolError(f"slot {slot} is fed by its last sample, but has none")
             if _has_grammar(batch.slots[slot]):
                 raise ProtocolError(f"slot {slot} has a grammar, and is fed by its last sample")
-    openings = {opening.slot: opening for opening in plan.opened_slots}
-    if problem := check_flags(plan, {slot: openings.get(slot) or batch.slots[slot] for slot in plan.slots}):
-        raise ProtocolError(problem)
+    if any(flags & RowFlag.PROMPT_LOGPROBS for flags in plan.flags):
+        openings = {opening.slot: opening for opening in plan.opened_slots}
+        if problem := check_flags(plan, {slot: openings.get(slot) or batch.slots[slot] for slot in plan.slots}):
+            raise ProtocolError(problem)
 
 
 def _has_grammar(opened: OpenSlot | None) -> bool:
