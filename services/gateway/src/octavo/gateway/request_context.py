@@ -20,6 +20,7 @@ from octavo.gateway.request_account import account_of
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
+MAX_DROPPED_BYTES = 64 * 2**20
 EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
@@ -137,17 +138,24 @@ def _request_id(scope: Scope) -> str:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The request's body. Raises FieldError with status 413 as soon as it is known to be longer than `max_bytes`."""
+    """The request's body. Raises FieldError with status 413 if it is longer than `max_bytes`.
+
+    The rest of a body that is too long is read and dropped, up to MAX_DROPPED_BYTES: a connection that is closed over
+    unread bytes is reset, and the client may never see why.
+    """
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > max_bytes:
+    if declared.isdigit() and int(declared) > max_bytes + MAX_DROPPED_BYTES:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
+        if num_bytes <= max_bytes:
+            chunks.append(chunk)
+        elif num_bytes > max_bytes + MAX_DROPPED_BYTES:
+            break
+    if num_bytes > max_bytes:
+        raise _too_large(max_bytes)
     return b"".join(chunks)
 
 
