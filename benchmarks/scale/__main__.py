@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=2, help="steps on their way at once")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by the way that ends the groups
     chosen = [Setting.parse(text) for text in arguments.settings]
     outcomes = [
         measure(setting, arguments.profile, arguments.depth, arguments.seconds)
