@@ -273,6 +273,17 @@ async def test_kv_manager_that_was_replaced_is_refused() -> None:
         assert scheduler.core.stats.num_pool_losses == 0
 
 
+async def test_a_scheduler_that_waits_for_its_worker_always_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.scheduler.server._UNTOLD_ABSENCE_S", 0.1)
+    host = FakeHost()
+    host.is_up = False
+    async with running(host) as (scheduler, gateway, _):
+        await eventually(lambda: "worker away" in scheduler.not_ready_reason)
+        await asyncio.sleep(0.7)
+        assert "worker away" in scheduler.not_ready_reason
+        assert all(status.reason for status in gateway.statuses if not status.ready)
+
+
 async def test_gateways_are_told_the_load_and_whose_it_is() -> None:
     host = FakeHost()
     host.step_s = 0.02

@@ -346,13 +346,16 @@ class SchedulerServer:
 
     def _judge_absence(self, now: float) -> None:
         """A short one is a pause that no client need know of; a long one fails what waits for it."""
-        for absence in self._away.values():
+        overdue: list[str] = []
+        for name, absence in self._away.items():
             away_s = now - absence.since
             if away_s > _UNTOLD_ABSENCE_S:
-                self._set_status(ready=False, reason=absence.reason)
+                overdue.append(absence.reason or f"not connected to the {name} yet")
             if away_s > self._config.recovery_timeout_s and self.core.num_requests:
                 self.core.fail_all(NotReadyError(f"no worker and KV manager to serve this: {absence.reason}"))
                 self._advance()
+        if overdue:
+            self._set_status(ready=False, reason=overdue[0])
 
     def _model_of(self, ready: WorkerReady) -> ModelInfo:
         """The model as this scheduler can serve it: a sequence never outgrows the pool."""

@@ -20,6 +20,9 @@ from octavo.common.registry.static import StaticRegistry
 from octavo.common.runtime import Stop
 from octavo.common.service_config import ServiceConfig
 
+_END_TIMEOUT_S = 3.0
+"""For what was cancelled to end; whoever has lost the lease must not linger."""
+
 
 class Participant:
     """Without a registry in the settings nobody is known, nothing is registered, and there are no leases."""
@@ -87,7 +90,7 @@ class Participant:
         finally:
             for task in (serving, keeping):
                 task.cancel()
-            await asyncio.gather(serving, keeping, return_exceptions=True)
+            await asyncio.wait({serving, keeping}, timeout=_END_TIMEOUT_S)
 
 
 @contextlib.asynccontextmanager
@@ -101,5 +104,5 @@ async def taking_part(
         yield participant
     finally:
         refreshing.cancel()
-        await asyncio.gather(refreshing, return_exceptions=True)
+        await asyncio.wait({refreshing}, timeout=_END_TIMEOUT_S)
         await participant._registry.close()

@@ -1,0 +1,56 @@
+"""Two real schedulers of one pool, with leases in a real Redis: one serves, the other takes over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from support.clusters import free_port, wait_until
+from support.redis_server import running_redis
+
+TTL_S = 1.0
+
+
+@contextmanager
+def scheduler(registry: str, folder: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process, and its health address."""
+    port = free_port()
+    command = [sys.executable, "-m", "octavo.scheduler.main", "--pool-id", "left", "--registry", registry]
+    command += ["--listen", f"frames://{folder}/{name}.sock", "--metrics-listen", f"127.0.0.1:{port}"]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--registry-ttl-s", str(TTL_S)], stdout=log, stderr=log, env=os.environ)
+    try:
+        yield process, f"http://127.0.0.1:{port}/health/ready"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def reason_of(health: str) -> str:
+    try:
+        return str(httpx.get(health, trust_env=False, timeout=2.0).json().get("reason", ""))
+    except httpx.TransportError:
+        return ""
+
+
+def test_a_standby_waits_and_takes_over_when_the_holder_dies_or_is_frozen_for_too_long(tmp_path: Path) -> None:
+    with running_redis(tmp_path) as redis, scheduler(redis.url, tmp_path, "first") as (first, first_health):
+        wait_until(lambda: "no worker of pool 'left' is registered" in reason_of(first_health), 20.0, "no lease")
+        with scheduler(redis.url, tmp_path, "second") as (second, second_health):
+            wait_until(lambda: "waits for the lease" in reason_of(second_health), 20.0, "the second does not wait")
+            first.kill()
+            wait_until(lambda: "no worker" in reason_of(second_health), 10.0, "the second has not taken over")
+            with scheduler(redis.url, tmp_path, "third") as (_, third_health):
+                wait_until(lambda: "waits for the lease" in reason_of(third_health), 20.0, "the third does not wait")
+                second.send_signal(signal.SIGSTOP)
+                wait_until(lambda: "no worker" in reason_of(third_health), 10.0, "the third has not taken over")
+                second.send_signal(signal.SIGCONT)
+                assert second.wait(10.0) == 1, "whoever was replaced must not go on"
+        assert "another scheduler has taken the lease" in (tmp_path / "second.log").read_text()
