@@ -110,8 +110,21 @@ def test_pickled_weights_are_not_opened(tiny: MakeTiny, tmp_path: Path) -> None:
     model = tiny("stablelm")
     (tmp_path / "config.json").write_bytes((model.folder / "config.json").read_bytes())
     torch.save(model.reference.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match="cannot load"):
+    with pytest.raises(ModelLoadError, match="other formats must be converted first"):
         load(tmp_path)
+
+
+def test_index_that_leads_out_of_the_folder_is_not_followed(tiny: MakeTiny, tmp_path: Path) -> None:
+    model = tiny("stablelm")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((model.folder / "config.json").read_bytes())
+    (tmp_path / "other.safetensors").write_bytes((model.folder / "model.safetensors").read_bytes())
+    names = load_file(model.folder / "model.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../other.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match="no safetensors files beside it"):
+        load(folder)
 
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:

@@ -100,9 +100,30 @@ def test_sharded_checkpoint_is_read_by_its_index(tiny: MakeTiny, tmp_path: Path)
     assert generation.output == model.greedy(prompt_of(9), 5)
 
 
-def test_index_that_points_outside_the_folder_is_refused(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other.safetensors"}}')
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../other.safetensors",
+        "/etc/passwd",
+        "sub/a.safetensors",
+        "pytorch_model.bin",
+        "..",
+        "",
+        7,
+        None,
+        "a\0.safetensors",
+    ],
+)
+def test_index_that_names_no_safetensors_file_of_the_folder_is_refused(folder: Path, name: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelLoadError, match="no safetensors files beside it"):
+        load(folder)
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": ["b"]}}', "[" * 9])
+def test_index_of_another_form_is_refused(folder: Path, index: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelLoadError, match=r"index\.json cannot be read"):
         load(folder)
 
 

@@ -13,9 +13,9 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.gateway.http_errors import FieldError
+from octavo.gateway.template_sandbox import BoundedEnvironment, render_bounded
 
 
 class _GenerationTag(Extension):
@@ -74,7 +74,7 @@ class ChatTemplate:
     """Turns messages into the text of a prompt. Raises jinja2.TemplateError if the source cannot be compiled."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
@@ -96,7 +96,7 @@ class ChatTemplate:
             "documents": None,
         }
         try:
-            text = self._template.render(variables)
+            text = render_bounded(self._template, variables)
             return _up_to_content(text, messages[-1]["content"]) if options.continues_final_message else text
         except Exception as error:  # a template can fail in any way
             raise FieldError(

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from octavo.common.runtime import Stop
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.http_protocol import BoundedHttpProtocol
 from octavo.gateway.worker_groups import WorkerGroups
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ def uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
     """How the server runs an application."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         log_config=None,
         access_log=False,

@@ -19,6 +19,9 @@ from octavo.gateway.unoffered_options import CHAT_OPTIONS, COMPLETION_OPTIONS, w
 _MAX_INT32 = 2**31 - 1
 MAX_DEPTH = 200  # what reads or writes a body recursively gets along with that
 MAX_MESSAGES, MAX_PARTS = 4096, 1024
+MAX_VALUES = 65_536
+"""Values in a body, those in lists of token ids not counted."""
+_LONG_FIELDS = ("prompt", "tokens", "allowed_token_ids")
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 TemplateVariables = Annotated[
@@ -115,7 +118,7 @@ class GenerationRequest(RequestBody):
     """Logits of tokens that are in prompt or output are divided by it if positive, else multiplied. Default 1."""
     logit_bias: dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
     """Token id, as a text, to what is added to its logit, -100 to 100."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     """Only these tokens are drawn. Default: all."""
     bad_words: list[str] | None = None
     """Texts that the output does not contain as the tokens that they give, by themselves or after a space: the last
@@ -370,18 +373,35 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise FieldError(None, "the body is not a JSON object", "invalid_json")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_too_deep(value):
         raise FieldError(None, f"the body is nested more than {MAX_DEPTH} levels deep", "invalid_json")
+    if body.count(b",") >= MAX_VALUES and _has_too_many(value):
+        message = f"the body has more than {MAX_VALUES} values, those of {', '.join(_LONG_FIELDS)} not counted"
+        raise FieldError(None, message, "too_many_values")
     return value
+
+
+def _has_too_many(body: dict[str, Any]) -> bool:
+    """Before anything looks at each of them: a wrong one may cost as much as an error report."""
+    level: list[Any] = [{name: value for name, value in body.items() if name not in _LONG_FIELDS}]
+    num_values = 0
+    while level and num_values <= MAX_VALUES:
+        num_values += sum(map(len, level))
+        level = _containers_in(level)
+    return num_values > MAX_VALUES
+
+
+def _containers_in(containers: list[Any]) -> list[Any]:
+    return [
+        child
+        for container in containers
+        for child in (container.values() if isinstance(container, dict) else container)
+        if isinstance(child, dict | list)
+    ]
 
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for container in level
-            for child in (container.values() if isinstance(container, dict) else container)
-            if isinstance(child, dict | list)
-        ]
+        level = _containers_in(level)
         if not level:
             return False
     return True

@@ -46,6 +46,7 @@ def _allowed_token_ids(request: GenerationRequest, model: ModelInfo) -> tuple[in
         return ()
     if not token_ids:
         raise FieldError("allowed_token_ids", "allowed_token_ids: must not be empty", "invalid_value")
+    at_most("allowed_token_ids", len(token_ids), model.vocab_size, "ids")
     check_token_ids(token_ids, "allowed_token_ids", model.vocab_size)
     return tuple(sorted(set(token_ids)))
 

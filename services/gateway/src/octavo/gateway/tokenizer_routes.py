@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
+from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
 from octavo.gateway.openapi import body_of
 from octavo.gateway.request_checks import served_model
@@ -15,6 +16,8 @@ from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tokenizer_schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from octavo.gateway.worker_groups import WorkerGroups
+
+MAX_DETOKENIZED = 131_072
 
 
 def router(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer, chats: ChatPreparation) -> APIRouter:
@@ -34,6 +37,7 @@ def router(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenize
     @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> DetokenizeAnswer:
         body = validated(DetokenizeRequest, json_object(await read_body(request, config.max_body_bytes)))
+        at_most("tokens", len(body.tokens), MAX_DETOKENIZED, "ids")
         check_token_ids(body.tokens, "tokens", served_model(client, body.model).vocab_size)
         return DetokenizeAnswer(prompt=await tokenizer.decode(body.tokens))
 

@@ -54,7 +54,7 @@ def open_tensor_files(folder: Path) -> Iterator[dict[str, StoredTensor]]:
     """All tensors of the model folder by name; its files stay open until the end. Raises ModelLoadError."""
     with ExitStack() as stack:
         found: dict[str, StoredTensor] = {}
-        for path in _paths(folder):
+        for path in tensor_paths(folder):
             try:
                 with safe_open(path, framework="pt"):  # checks the header against the file
                     pass
@@ -66,20 +66,26 @@ def open_tensor_files(folder: Path) -> Iterator[dict[str, StoredTensor]]:
         yield found
 
 
-def _paths(folder: Path) -> list[Path]:
+def tensor_paths(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder, all of them in it. Raises ModelLoadError."""
     index = folder / INDEX
     if index.exists():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelLoadError(f"{index} cannot be read: {error!r}") from error
-        if odd := {name for name in names if Path(name).name != name or not name.endswith(".safetensors")}:
+        if odd := {str(name) for name in names if not _is_beside(name)}:
             raise ModelLoadError(f"{index} names files that are no safetensors files beside it: {name_some(odd)}")
         return [folder / name for name in sorted(names)]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelLoadError(f"{folder} has no *.safetensors file; other formats must be converted first")
     return files
+
+
+def _is_beside(name: object) -> bool:
+    """Whether an index names a file of its own folder, of the one format that is read."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") and "\0" not in name
 
 
 def _stored_tensors(path: Path, descriptor: int) -> dict[str, StoredTensor]:

@@ -23,6 +23,7 @@ from octavo.worker.models.errors import (
 )
 from octavo.worker.models.model_folder import ModelFolder
 from octavo.worker.models.model_json import read_eos_token_ids, read_json
+from octavo.worker.models.tensor_files import tensor_paths
 from octavo.worker.models.transformers_model import ATTENTION, Attender, TransformersModel
 from octavo.worker.models.weights import Progress
 
@@ -102,6 +103,7 @@ class TransformersFolder(ModelFolder):
         return AUTO_MODEL.from_config(self._config, dtype=dtype, trust_remote_code=False, attn_implementation="eager")
 
     def _read(self, dtype: torch.dtype) -> Any:
+        tensor_paths(self._folder)  # transformers would follow an index out of the folder
         try:
             model, found = AUTO_MODEL.from_pretrained(
                 self._folder,

@@ -1,0 +1,62 @@
+"""HTTP over one connection as uvicorn reads it, with bounds on the head of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 2**10
+"""Of the request line and headers; one read from the socket may come on top."""
+HEAD_TIMEOUT_S = 15.0
+"""From the connection, or the head's first byte, to its last."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Ends connections whose heads are too large (431) or come too slowly (408)."""
+
+    _num_head_bytes = 0
+    _is_in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_begins()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_ends()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_begins()
+
+    def on_headers_complete(self) -> None:
+        self._head_ends()
+        super().on_headers_complete()
+
+    def _head_begins(self) -> None:
+        self._head_ends()
+        self._is_in_head, self._num_head_bytes = True, 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+
+    def _head_ends(self) -> None:
+        self._is_in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._head_ends()
+        if self._num_head_bytes and not self.transport.is_closing():
+            line = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            self.transport.write(line.encode())
+        self.transport.close()
