@@ -35,8 +35,9 @@ def _skipped(terminalreporter: Any) -> list[Any]:
     return list(terminalreporter.stats.get("skipped", []))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Ends with its module: Playwright keeps an event loop running in this thread, beside which no other can be."""
     path = _browser_path()
     if path is None:
         if os.environ.get("OCTAVO_REQUIRE_BROWSER"):
