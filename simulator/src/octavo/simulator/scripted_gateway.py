@@ -88,7 +88,7 @@ class ScriptedGateway:
         for choice in lost.choices:
             if choice.is_aborted and choice.end is None:
                 choice.end = ChoiceFinished(request_no, 0, FinishReason.ABORT)
-        submit = replace(lost.submit, request_no=request_no, request_id=f"request-{request_no}")
+        submit = replace(lost.submit, request_no=request_no, request_id=f"request-{request_no}", resumed=())
         if lost.has_started:
             submit = replace(submit, prompt_token_ids=lost.start, branch=None)
         if lost.can_resume:
