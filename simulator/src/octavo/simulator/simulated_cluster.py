@@ -86,11 +86,11 @@ class SimulatedCluster(FaultyCluster):
     # Gateways.
 
     def submit_over(self, gateway: ScriptedGateway, submit: Submit, shared: tuple[int, ...] = ()) -> None:
-        """Send it under a number of its own. `shared` are the tokens before its branch point."""
+        """Send it under a number of its own, from its beginning. `shared` are the tokens before its branch point."""
         number = next(self._request_numbers)
         self.events["beam search"] += submit.params.beam_width > 0
         self.events["branch"] += submit.branch is not None
-        gateway.submit(replace(submit, request_no=number, request_id=f"request-{number}"), shared)
+        gateway.submit(replace(submit, request_no=number, request_id=f"request-{number}", resumed=()), shared)
         if submit.branch is not None:
             gateway.allowed_failures.add((number, UnknownResponseError.reason))
 
