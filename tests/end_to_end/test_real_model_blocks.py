@@ -46,11 +46,12 @@ RESTORING = settings("grpc", 1, SMALL_POOL)
 BRANCHING = settings("local", 2, LARGE_POOL)
 
 
-def whole_matrix(num_blocks: int) -> list[object]:
-    return [
-        pytest.param(settings(transport, depth, num_blocks), marks=pytest.mark.full)
-        for transport, depth in itertools.product(("frames", "grpc", "local"), (2, 1))
-    ]
+def whole_matrix(usual: ServerSettings) -> list[object]:
+    """The usual settings, and for the long run the others with such a pool."""
+    assert usual.num_blocks is not None
+    every = itertools.product(("frames", "grpc", "local"), (2, 1))
+    others = [settings(transport, depth, usual.num_blocks) for transport, depth in every]
+    return [usual, *(pytest.param(other, marks=pytest.mark.full) for other in others if other != usual)]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ async def give_up(client: openai.AsyncOpenAI, response_id: str, salt: str) -> No
     await client.delete(f"/completions/{response_id}", cast_to=object, options={"params": {"cache_salt": salt}})
 
 
-@pytest.mark.parametrize("served", [SWAPPING, *whole_matrix(SMALL_POOL)], indirect=True)
+@pytest.mark.parametrize("served", whole_matrix(SWAPPING), indirect=True)
 async def test_swapped_whole_and_in_part(
     served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
@@ -113,7 +114,7 @@ async def test_swapped_whole_and_in_part(
     assert served.metric("octavo_transferred_blocks_total", direction="to_device") > 0
 
 
-@pytest.mark.parametrize("served", [RESTORING, *whole_matrix(SMALL_POOL)], indirect=True)
+@pytest.mark.parametrize("served", whole_matrix(RESTORING), indirect=True)
 async def test_restored_from_the_host_after_eviction(
     served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
@@ -127,7 +128,7 @@ async def test_restored_from_the_host_after_eviction(
     assert served.metric("octavo_transferred_blocks_total", direction="to_device") > 0
 
 
-@pytest.mark.parametrize("served", [BRANCHING, *whole_matrix(LARGE_POOL)], indirect=True)
+@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
 async def test_forked_at_any_position_of_a_kept_response(
     served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
@@ -151,7 +152,7 @@ async def test_forked_at_any_position_of_a_kept_response(
     await give_up(client, parent.id, "forks")
 
 
-@pytest.mark.parametrize("served", [BRANCHING, *whole_matrix(LARGE_POOL)], indirect=True)
+@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
 async def test_branches_say_something_else_than_their_parent(
     served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
@@ -171,7 +172,7 @@ async def test_branches_say_something_else_than_their_parent(
     await give_up(client, parent.id, "branches")
 
 
-@pytest.mark.parametrize("served", [BRANCHING, *whole_matrix(LARGE_POOL)], indirect=True)
+@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
 async def test_branched_from_while_it_runs(
     served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
