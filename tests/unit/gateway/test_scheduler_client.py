@@ -21,8 +21,9 @@ from octavo.common.messages.generation import (
     SchedulerStatus,
     Submit,
 )
+from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Prompt
-from octavo.gateway.scheduler_client import Generation, SchedulerClient
+from octavo.gateway.scheduler_client import SchedulerClient
 from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler
 
@@ -131,7 +132,7 @@ async def test_giving_up_the_last_choice_ends_the_request() -> None:
 async def test_request_goes_on_at_the_next_scheduler_with_the_tokens_it_has() -> None:
     async with connected(always([1, 2, 3, 4], pauses_after=2)) as (client, scheduler):
         with client.submit("r", [prompt(4)], b"salt") as generation:
-            await eventually(lambda: len(generation._parts[0].outputs[0]) == 2)
+            await eventually(lambda: len(generation.parts[0].outputs[0]) == 2)
             scheduler.script = always([3, 4])
             scheduler.drop_link()
             assert await tokens_of(generation) == {0: [1, 2, 3, 4]}
@@ -161,7 +162,7 @@ async def test_request_without_tokens_begins_anew_at_the_next_scheduler() -> Non
 async def test_choices_that_have_ended_are_not_asked_for_again() -> None:
     async with connected(always([99], [1] * 9, [2] * 9, pauses_after=2)) as (client, scheduler):
         with client.submit("r", [prompt(5, n=3)]) as generation:
-            await eventually(lambda: len(generation._parts[0].outputs[1]) == 2)
+            await eventually(lambda: len(generation.parts[0].outputs[1]) == 2)
             generation.abort_choice(2, 1)
             scheduler.drop_link()
             await eventually(lambda: len(scheduler.submits) == 2)
@@ -179,7 +180,7 @@ async def test_parts_get_new_numbers_and_leave_those_of_others_alone() -> None:
             scheduler.drop_link()
             await eventually(lambda: len(scheduler.submits) == 3)
             other = client.submit("s", [prompt(9)])
-            assert [part.request_no for part in (*generation._parts, *other._parts)] == [1, 1, 2]
+            assert [part.request_no for part in (*generation.parts, *other.parts)] == [1, 2]
         await eventually(lambda: scheduler.aborts == [Abort(1)])
         assert client.num_open_requests == 1
         other.__exit__()

@@ -20,8 +20,9 @@ from octavo.common.messages.generation import (
     Submit,
 )
 from octavo.common.registry import Member, RegistryAwayError, Role, Roster, StaticRegistry
+from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import Prompt
-from octavo.gateway.scheduler_client import Generation, SchedulerClient
+from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.worker_groups import GroupSettings, WorkerGroups
 from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler

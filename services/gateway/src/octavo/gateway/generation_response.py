@@ -18,11 +18,11 @@ from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, Re
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
+from octavo.gateway.generation import Generation, GenerationEvent
 from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import RequestAccount
 from octavo.gateway.request_part import Prompt
-from octavo.gateway.scheduler_client import Generation, GenerationEvent
 from octavo.gateway.worker_groups import WorkerGroups
 
 log = structlog.get_logger()

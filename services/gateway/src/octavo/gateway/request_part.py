@@ -16,7 +16,7 @@ from octavo.common.messages.generation import (
 )
 
 if TYPE_CHECKING:
-    from octavo.gateway.scheduler_client import Generation
+    from octavo.gateway.generation import Generation
 
 MAX_LOSSES_IN_A_ROW = 5
 """Schedulers that a request may be with when they are lost, without a token in between: it may be what ends them."""

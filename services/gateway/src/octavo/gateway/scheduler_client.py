@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from octavo.common.errors import (
-    DeadlineExceededError,
     LinkClosedError,
     NotReadyError,
     OctavoError,
@@ -25,14 +24,11 @@ from octavo.common.errors import (
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
-    ChoiceFinished,
     Explain,
     Explained,
     Forget,
     GatewayMessage,
     ModelInfo,
-    PromptLogprobs,
-    RequestStarted,
     SampledToken,
     SchedulerLoad,
     SchedulerMessage,
@@ -40,130 +36,20 @@ from octavo.common.messages.generation import (
     TokenBatch,
 )
 from octavo.gateway import metrics
+from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Part, Prompt
 
 log = structlog.get_logger()
 
-GenerationEvent = RequestStarted | PromptLogprobs | int | SampledToken | ChoiceFinished
-"""A token without log-probabilities is its id alone, since most are."""
 Connect = Callable[[], Awaitable[Link[GatewayMessage, SchedulerMessage]]]
 
 _NOT_CONNECTED = SchedulerStatus(ready=False, reason="the scheduler has not been reached yet", model=None)
-_LATE = "the request has not ended within its time"
 _MAX_REQUEST_NO = 2**31 - 1
 _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 0.5
 _NOT_THERE_YET = (FileNotFoundError, ConnectionRefusedError)
 """A service that starts, or starts again: no news for an operator."""
 _DEADLINE_CHECK_S = 0.25
 _QUERY_TIMEOUT_S = 5.0
-
-
-class Generation:
-    """The events of one client request, its prompts numbered 0, 1, ..., with `n` choices each.
-
-    A context manager: leaving it aborts what is still open, exactly once, and nothing after a normal end. Iterating
-    gives everything that came since the last time, as pairs of (choice, event), where choice is
-    prompt index * n + choice index. The iteration ends when all choices have ended, or raises the OctavoError that
-    ended the request.
-    """
-
-    __slots__ = (
-        "_client",
-        "_deadline",
-        "_error",
-        "_events",
-        "_n",
-        "_num_open_parts",
-        "_parts",
-        "_waiter",
-        "last_news_s",
-        "num_cached_tokens",
-        "refused_by",
-        "traceparent",
-    )
-
-    def __init__(self, client: SchedulerClient, num_prompts: int, n: int) -> None:
-        self._client = client
-        self._n = n
-        self._parts: list[Part] = []
-        self._num_open_parts = num_prompts
-        self._events: list[tuple[int, GenerationEvent]] = []
-        self._error: OctavoError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self.traceparent = ""
-        """Context for spans of it; empty if it is not traced."""
-        self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache, over all prompts."""
-        self.last_news_s = 0.0
-        """Time of the event loop at which the scheduler last said something about it."""
-        self.refused_by: set[str] = set()
-        """Pools whose schedulers did not take it."""
-
-    def __enter__(self) -> Generation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client._abandon(self)
-
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> list[tuple[int, GenerationEvent]]:
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            if not self._num_open_parts:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        events, self._events = self._events, []
-        return events
-
-    def abort_choice(self, choice: int, num_tokens: int) -> None:
-        """Give up one choice, whose text has come to an end after `num_tokens` tokens, before its tokens did."""
-        part = self._parts[choice // self._n]
-        self._client._abort_choice(part, choice % self._n, num_tokens)
-
-    @property
-    def parts(self) -> list[Part]:
-        """Those that have not ended."""
-        return [part for part in self._parts if part.open_choices]
-
-    @property
-    def is_branch(self) -> bool:
-        """It goes on from something that only one scheduler has."""
-        return any(part.prompt.branch is not None for part in self.parts)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Over all prompts, with the tokens shared with a branch point once they are known."""
-        return sum(part.num_prompt_tokens for part in self._parts)
-
-    @property
-    def is_started(self) -> bool:
-        """All prompts have had their blocks."""
-        return all(part.is_started for part in self._parts)
-
-    @property
-    def must_give_tokens(self) -> bool:
-        """Tokens come one by one from now on; those of a beam search come at its end."""
-        return self.is_started and not any(part.prompt.params.beam_width for part in self._parts)
-
-    def _tell(self, choice: int, event: GenerationEvent, now_s: float) -> None:
-        """What is told in one turn of the event loop is taken together."""
-        self._events.append((choice, event))
-        self.last_news_s = now_s
-        self._wake()
-
-    def _expire(self) -> None:
-        self._client._fail(self, DeadlineExceededError(_LATE))
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
 
 
 class SchedulerClient:
@@ -254,18 +140,15 @@ class SchedulerClient:
 
     def release(self, generation: Generation) -> bool:
         """Give it up, for another client to `adopt`. False if it was lost too often: then it has failed."""
-        is_lost = False
-        for part in generation.parts:
-            if self._remove(part) and part.is_sent:
-                self._send(Abort(part.request_no))
-            is_lost = not part.lose() or is_lost
-        if is_lost:
-            self._fail(generation, LinkClosedError("the connection to the scheduler was lost"))
-        return not is_lost
+        self.abandon(generation)
+        can_go_on = all([part.lose() for part in generation.parts])
+        if not can_go_on:
+            generation.fail(LinkClosedError("the connection to the scheduler was lost"))
+        return can_go_on
 
     def adopt(self, generation: Generation) -> None:
         """Go on with what another client has released."""
-        generation._client = self
+        generation.client = self
         generation.last_news_s = asyncio.get_running_loop().time()
         for part in generation.parts:
             part.request_no = self._next_request_no
@@ -289,31 +172,36 @@ class SchedulerClient:
         What has not ended after `timeout_s` fails with DeadlineExceededError. Raises that, NotReadyError and
         QueueFullError.
         """
-        if timeout_s is not None and timeout_s <= 0:
-            raise DeadlineExceededError(_LATE)
         if reason := self.why_refused:
             raise NotReadyError(reason)
         if len(self._parts) + len(prompts) > self._max_open_requests:
             raise QueueFullError(f"this gateway already has {len(self._parts)} requests open")
         if self._next_request_no + len(prompts) > _MAX_REQUEST_NO and self._link is not None:
             self._link.close()  # numbers are used up; on the next link they begin anew
-        n = prompts[0].params.n
-        generation = Generation(self, len(prompts), n)
-        generation.traceparent = traceparent
-        loop = asyncio.get_running_loop()
-        generation.last_news_s = loop.time()
-        if timeout_s is not None:
-            generation._deadline = loop.call_later(timeout_s, generation._expire)
+        generation = Generation(self, prompts[0].params.n, timeout_s, traceparent)
         for index, prompt in enumerate(prompts):
             part_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
             part = Part(generation, self._next_request_no, part_id, index, prompt, cache_salt)
             self._next_request_no += 1
-            generation._parts.append(part)
+            generation.add(part)
             self._parts[part.request_no] = part
             self._idle.clear()
             if self.takes_requests:
                 self._submit(part)
         return generation
+
+    def abort_choice(self, part: Part, choice_index: int, num_tokens: int) -> None:
+        """See `Client`."""
+        if choice_index in part.open_choices and self._parts.get(part.request_no) is part:
+            if part.is_sent:
+                self._send(Abort(part.request_no, choice_index, num_tokens if part.prompt.keep_s else None))
+            self._close_choice(part, choice_index)
+
+    def abandon(self, generation: Generation) -> None:
+        """See `Client`."""
+        for part in generation.parts:
+            if self._remove(part) and part.is_sent:
+                self._send(Abort(part.request_no))
 
     def forget(self, request_id: str, cache_salt: bytes) -> None:
         """Give up what a request keeps for branches. Raises NotReadyError."""
@@ -367,7 +255,7 @@ class SchedulerClient:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
         for generation in {part.generation for part in self._parts.values()}:
-            self._fail(generation, NotReadyError("the server is shutting down"))
+            generation.fail(NotReadyError("the server is shutting down"))
 
     async def _run_link(self, link: Link[GatewayMessage, SchedulerMessage]) -> None:
         closed: asyncio.Future[OctavoError | None] = asyncio.get_running_loop().create_future()
@@ -394,7 +282,7 @@ class SchedulerClient:
         for part in parts:
             if not part.lose():
                 log.error("request given up", request_id=part.request_id, num_schedulers_lost=MAX_LOSSES_IN_A_ROW)
-                self._fail(part.generation, lost)
+                part.generation.fail(lost)
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(NotReadyError(lost.message))
@@ -424,7 +312,7 @@ class SchedulerClient:
     def _fail_waiting(self, error: OctavoError) -> None:
         """End the requests that no scheduler has."""
         for generation in {part.generation for part in self._parts.values() if not part.is_sent}:
-            self._fail(generation, error)
+            generation.fail(error)
 
     def _on_message(self, message: SchedulerMessage) -> None:
         if isinstance(message, SchedulerStatus):
@@ -453,10 +341,10 @@ class SchedulerClient:
                 part.generation.last_news_s = now_s
                 if part.start(started):
                     part.generation.num_cached_tokens += started.num_cached_tokens
-                    part.generation._tell(part.first_choice, started, now_s)
+                    part.generation.tell(part.first_choice, started, now_s)
         for request_no, told in batch.prompt_logprobs:
             if (part := parts.get(request_no)) and (new := part.news_of_prompt(told)):
-                part.generation._tell(part.first_choice, new, now_s)
+                part.generation.tell(part.first_choice, new, now_s)
         tokens: Sequence[int | SampledToken] = batch.tokens if batch.logprobs else batch.token_ids
         for request_no, choice_index, token_id, token in zip(
             batch.request_nos, batch.choice_indexes, batch.token_ids, tokens, strict=True
@@ -464,36 +352,22 @@ class SchedulerClient:
             if part := parts.get(request_no):
                 part.outputs[choice_index].append(token_id)
                 part.num_losses = 0
-                part.generation._tell(part.first_choice + choice_index, token, now_s)
+                part.generation.tell(part.first_choice + choice_index, token, now_s)
         for end in batch.finished:
             if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:
-                part.generation._tell(part.first_choice + end.choice_index, end, now_s)
+                part.generation.tell(part.first_choice + end.choice_index, end, now_s)
                 self._close_choice(part, end.choice_index)
         for failed in batch.failed:
             if part := parts.get(failed.request_no):
                 error = from_reason(failed.reason, failed.message)
                 if not self.on_failed(part.generation, error):
                     self._remove(part)
-                    self._fail(part.generation, error)
+                    part.generation.fail(error)
 
     def _close_choice(self, part: Part, choice_index: int) -> None:
         part.open_choices.discard(choice_index)
-        if not part.open_choices and self._remove(part):
-            part.generation._num_open_parts -= 1
-
-    def _abort_choice(self, part: Part, choice_index: int, num_tokens: int) -> None:
-        if choice_index in part.open_choices and self._parts.get(part.request_no) is part:
-            if part.is_sent:
-                self._send(Abort(part.request_no, choice_index, num_tokens if part.prompt.keep_s else None))
-            self._close_choice(part, choice_index)
-
-    def _abandon(self, generation: Generation) -> None:
-        """Abort all parts that are open."""
-        if generation._deadline is not None:
-            generation._deadline.cancel()
-        for part in generation._parts:
-            if self._remove(part) and part.is_sent:
-                self._send(Abort(part.request_no))
+        if not part.open_choices:
+            self._remove(part)
 
     def _remove(self, part: Part) -> bool:
         """False if it was removed before; another one may have its number by now."""
@@ -503,11 +377,6 @@ class SchedulerClient:
         if not self._parts:
             self._idle.set()
         return True
-
-    def _fail(self, generation: Generation, error: OctavoError) -> None:
-        generation._error = generation._error or error
-        self._abandon(generation)
-        generation._wake()
 
     def _send(self, message: GatewayMessage) -> None:
         if self._link is not None:
@@ -524,7 +393,7 @@ class SchedulerClient:
                 limit_s = self._token_timeout_s if generation.must_give_tokens else self._queue_timeout_s
                 if now_s - generation.last_news_s > limit_s:
                     state = "gave no token" if generation.is_started else "found no room for the prompt"
-                    self._fail(generation, NotReadyError(f"the scheduler {state} within {limit_s} s"))
+                    generation.fail(NotReadyError(f"the scheduler {state} within {limit_s} s"))
 
 
 def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:

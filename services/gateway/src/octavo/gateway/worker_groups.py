@@ -16,11 +16,12 @@ from octavo.common.links import Address, Link, TlsFiles
 from octavo.common.messages.generation import GatewayMessage, ModelInfo, SchedulerMessage
 from octavo.common.registry import Member, Role, Roster
 from octavo.gateway import metrics
+from octavo.gateway.generation import Generation
 from octavo.gateway.pool_directory import PoolDirectory, PrefixMatcher
 from octavo.gateway.pool_follower import PoolFollower
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.routing import Candidate, Router, RoutingPolicy
-from octavo.gateway.scheduler_client import Connect, Generation, SchedulerClient
+from octavo.gateway.scheduler_client import Connect, SchedulerClient
 
 log = structlog.get_logger()
 
