@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Protocol
 
 from octavo.common.errors import DeadlineExceededError, OctavoError
@@ -12,6 +14,12 @@ from octavo.gateway.request_part import Part
 GenerationEvent = RequestStarted | PromptLogprobs | int | SampledToken | ChoiceFinished
 """A token without log-probabilities is its id alone, since most are."""
 
+Events = list[tuple[int, GenerationEvent]]
+"""Each with the choice that it belongs to."""
+Writer = Callable[[Events], Awaitable[None] | None]
+"""Takes events, and returns what of its work has to be awaited, if anything has."""
+
+_open_choices = attrgetter("open_choices")
 _LATE = "the request has not ended within its time"
 
 
@@ -32,15 +40,20 @@ class Generation:
     gives everything that came since the last time, as pairs of (choice, event), where choice is
     prompt index * n + choice index. The iteration ends when all choices have ended, or raises the OctavoError that
     ended the request.
+
+    While the iterating task waits, a writer may take its place: it gets the events in the next turn of the event loop,
+    without waking the task. The task is woken for what the writer leaves to be awaited, its exceptions, and ends.
     """
 
     __slots__ = (
         "_deadline",
         "_error",
         "_events",
+        "_loop",
         "_n",
         "_parts",
         "_waiter",
+        "_writer",
         "client",
         "last_news_s",
         "num_cached_tokens",
@@ -55,13 +68,14 @@ class Generation:
         """
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceededError(_LATE)
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.client = client
         self._n = n
         self._parts: list[Part] = []
-        self._events: list[tuple[int, GenerationEvent]] = []
+        self._events: Events = []
         self._error: OctavoError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[Awaitable[None] | None] | None = None
+        self._writer: Writer | None = None
         self._deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire)
         self.traceparent = traceparent
         self.num_cached_tokens = 0
@@ -80,14 +94,15 @@ class Generation:
     def __aiter__(self) -> Generation:
         return self
 
-    async def __anext__(self) -> list[tuple[int, GenerationEvent]]:
+    async def __anext__(self) -> Events:
         while not self._events:
             if self._error is not None:
                 raise self._error
-            if not any(part.open_choices for part in self._parts):
+            if self._has_ended():
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._waiter = self._loop.create_future()
+            if (unfinished := await self._waiter) is not None:
+                await unfinished
         events, self._events = self._events, []
         return events
 
@@ -126,15 +141,39 @@ class Generation:
 
     def tell(self, choice: int, event: GenerationEvent, now_s: float) -> None:
         """What is told in one turn of the event loop is taken together."""
+        if self._waiter is not None:
+            if self._writer is None or type(event) is ChoiceFinished:
+                self._wake()
+            elif not self._events:
+                self._loop.call_soon(self._hand_over)
         self._events.append((choice, event))
         self.last_news_s = now_s
-        self._wake()
+
+    def write_with(self, writer: Writer) -> None:
+        """Have what comes from now on taken by `writer`, unless the iterating task is at work."""
+        self._writer = writer
+
+    def _hand_over(self) -> None:
+        if self._waiter is None or self._waiter.done() or self._writer is None:
+            return
+        events, self._events = self._events, []
+        try:
+            unfinished = self._writer(events)
+        except Exception as error:
+            self._waiter.set_exception(error)
+            self._waiter = None
+        else:
+            if unfinished is not None or self._has_ended():
+                self._wake(unfinished)
 
     def fail(self, error: OctavoError) -> None:
         """End it; the first error counts."""
         self._error = self._error or error
         self._end()
         self._wake()
+
+    def _has_ended(self) -> bool:
+        return not any(map(_open_choices, self._parts))
 
     def _expire(self) -> None:
         self.fail(DeadlineExceededError(_LATE))
@@ -144,8 +183,8 @@ class Generation:
             self._deadline.cancel()
         self.client.abandon(self)
 
-    def _wake(self) -> None:
+    def _wake(self, unfinished: Awaitable[None] | None = None) -> None:
         if self._waiter is not None:
             if not self._waiter.done():
-                self._waiter.set_result(None)
+                self._waiter.set_result(unfinished)
             self._waiter = None

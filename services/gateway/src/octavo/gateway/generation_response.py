@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
 import structlog
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.common.errors import OctavoError, ProtocolError
 from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, RequestStarted, SampledToken
 from octavo.gateway import metrics
 from octavo.gateway.best_of import ChoiceRanking
 from octavo.gateway.choice_output import ChoiceOutput, Delta, OutputRules
-from octavo.gateway.generation import Generation, GenerationEvent
+from octavo.gateway.generation import Events, Generation
 from octavo.gateway.http_errors import ErrorReport, report_of
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.request_account import RequestAccount
@@ -131,6 +132,13 @@ class GenerationResponse(Response):
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
         job, run, answer_format = self._job, self._run, self._job.answer_format
+
+        def write(events: Events) -> Awaitable[None] | None:
+            chunk = b""
+            for choice, delta in run.take(events, generation):
+                chunk += answer_format.chunk(choice, delta)
+            return rest_of(send_body(_piece(chunk))) if chunk else None
+
         try:
             async for events in generation:
                 chunk = b""
@@ -141,9 +149,10 @@ class GenerationResponse(Response):
                 for choice, delta in deltas:
                     chunk += answer_format.chunk(choice, delta)
                 if chunk:
-                    await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send_body(_piece(chunk))
                     if deltas and not run.has_shown:
                         run.observe_first_output()
+                        generation.write_with(write)
             run.check_all_ended()
             end = await answer_format.end(run.usage(generation))
         except Exception as error:
@@ -206,7 +215,7 @@ class _Run:
         """Those that the answer shows, in its order."""
         return range(len(self.outputs)) if self._ranking is None else self._ranking.best(self._job.num_returned)
 
-    def take(self, events: list[tuple[int, GenerationEvent]], generation: Generation) -> list[tuple[int, Delta]]:
+    def take(self, events: Events, generation: Generation) -> list[tuple[int, Delta]]:
         """What the events bring for the client, one delta per choice at most."""
         outputs = self.outputs
         num_new_tokens: dict[int, int] = {}
@@ -304,6 +313,30 @@ class _Run:
             metrics.PROMPT_LENGTH.observe(len(prompt.token_ids))
         metrics.OUTPUT_TOKENS.inc(self.num_output_tokens)
         metrics.REQUEST_SECONDS.observe(time.perf_counter() - self._job.received_s)
+
+
+def _piece(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
+
+
+def rest_of(awaitable: Awaitable[None]) -> Awaitable[None] | None:
+    """Run it outside of any task until it ends, or waits: then the result is what is left of it."""
+    turns = awaitable.__await__()
+    try:
+        awaited = next(turns)
+    except StopIteration:
+        return None
+    return _go_on(turns, awaited)
+
+
+@types.coroutine
+def _go_on(turns: Generator[Any, None, None], awaited: Any) -> Generator[Any, None, None]:
+    try:
+        yield awaited
+    except BaseException:
+        turns.close()
+        raise
+    yield from turns
 
 
 def _joined(deltas: list[Delta]) -> Delta:
