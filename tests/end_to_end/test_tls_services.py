@@ -14,6 +14,7 @@ import httpx
 
 from octavo.cli.models import PreparedModel
 from octavo.common.links import TlsFiles
+from octavo.common.roles import Role
 from support.certificates import issue, make_ca
 from support.clusters import READY_WITHIN_S, free_port, wait_until
 
@@ -79,14 +80,14 @@ def test_services_with_certificates_serve_and_strangers_are_told_why_not(
     gateway_port, plain_port, stranger_port = (free_port() for _ in range(3))
     model = {"model": tiny_model.folder}
     with services(tmp_path) as running:
-        running.start("kvmanager", issue(ca, "kvmanager"), listen=kvmanager)
-        running.start("worker", issue(ca, "worker"), listen=worker, num_blocks=64, max_num_seqs=4, **model)
-        running.start("scheduler", issue(ca, "scheduler"), listen=scheduler, kvmanager=kvmanager, worker=worker)
+        running.start("kvmanager", issue(ca, Role.KVMANAGER), listen=kvmanager)
+        running.start("worker", issue(ca, Role.WORKER), listen=worker, num_blocks=64, max_num_seqs=4, **model)
+        running.start("scheduler", issue(ca, Role.SCHEDULER), listen=scheduler, kvmanager=kvmanager, worker=worker)
         seen = {"scheduler": scheduler, "scheduler_admin": scheduler.removeprefix("grpc://"), **model}
-        running.start("gateway", issue(ca, "gateway"), port=gateway_port, **seen)
+        running.start("gateway", issue(ca, Role.GATEWAY), port=gateway_port, **seen)
         slow = {"connect_timeout_s": 0.5}
         running.start("gateway", None, name="plain", port=plain_port, **seen, **slow)
-        stranger = issue(make_ca(tmp_path / "other"), "stranger")
+        stranger = issue(make_ca(tmp_path / "other"), Role.GATEWAY)
         pretender = TlsFiles(ca / "ca.pem", stranger.cert, stranger.key)
         running.start("gateway", pretender, name="stranger", port=stranger_port, **seen, **slow)
 
@@ -97,11 +98,20 @@ def test_services_with_certificates_serve_and_strangers_are_told_why_not(
         assert answer["usage"]["completion_tokens"] == 8
         assert "octavo_queue_sequences" in httpx.get(f"{url}/metrics", trust_env=False).text
 
-        files = issue(ca, "operator")
+        files = issue(ca, Role.OPERATOR)
         options = ["--link-ca", files.ca, "--link-cert", files.cert, "--link-key", files.key]
         command = [sys.executable, "-m", "octavo.cli.main", "inspect", "--json", "--address", kvmanager]
         shown = subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60, check=True)
         assert json.loads(shown.stdout)["num_blocks"] == 64
+
+        # A worker's certificate lets nobody look into the pool, nor pose as a gateway.
+        files = issue(ca, Role.WORKER)
+        options = ["--link-ca", files.ca, "--link-cert", files.cert, "--link-key", files.key]
+        refused = subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 1 and "this is for gateway.octavo.internal or operator" in refused.stderr
+        impostor_port = free_port()
+        running.start("gateway", files, name="impostor", port=impostor_port, **seen, **slow)
+        wait_for_status(impostor_port, 503, "the certificate is of worker.octavo.internal", running)
 
         wait_for_status(plain_port, 503, "it may want TLS", running)
         wait_for_status(stranger_port, 503, f"not the certificate in {stranger.cert}", running)

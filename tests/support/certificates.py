@@ -6,6 +6,7 @@ from pathlib import Path
 
 from octavo.cli import certificates
 from octavo.common.links import TlsFiles
+from octavo.common.roles import Role
 
 
 def make_ca(folder: Path) -> Path:
@@ -14,7 +15,7 @@ def make_ca(folder: Path) -> Path:
     return folder
 
 
-def issue(folder: Path, name: str, *hosts: str) -> TlsFiles:
-    """Files of a service of that CA; a second time they are renewed."""
-    certificate, key = certificates.issue(folder, name, hosts or ["localhost", "127.0.0.1"], days=1)
+def issue(folder: Path, role: Role) -> TlsFiles:
+    """Files of that CA for a role; a second time they are renewed."""
+    certificate, key = certificates.issue(folder, role, [role.certificate_name], days=1)
     return TlsFiles(folder / "ca.pem", certificate, key)

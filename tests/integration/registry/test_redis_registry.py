@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.common.registry import LeaseLostError, Member, Membership, RegistryAwayError, Role, Roster
+from octavo.common.registry import LeaseLostError, Member, Membership, RegistryAwayError, Roster
 from octavo.common.registry.redis_registry import RedisRegistry
+from octavo.common.roles import Role
 from support.redis_server import RunningRedis, running_redis
 from support.running_gateway import eventually
 

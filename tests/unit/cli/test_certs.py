@@ -27,16 +27,30 @@ def refusal(*arguments: object) -> str:
     return " ".join(result.output.split())
 
 
-def test_an_issued_certificate_is_for_its_hosts_and_signed_by_the_ca(tmp_path: Path) -> None:
+def names_in(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    return names.get_values_for_type(x509.DNSName) + addresses
+
+
+@pytest.mark.parametrize(("arguments", "names"), [
+    (["worker"], ["worker.octavo.internal"]),
+    (["gateway-2", "--role", "gateway"], ["gateway.octavo.internal"]),
+    (["me", "--role", "operator", "--host", "10.0.0.7"], ["operator.octavo.internal", "10.0.0.7"]),
+    (["front", "--host", "api.example", "--host", "10.0.0.7"], ["api.example", "10.0.0.7"]),
+    (["redis"], ["redis", "localhost", "127.0.0.1", "::1"]),
+])  # fmt: skip
+def test_an_issued_certificate_is_for_its_role_or_hosts_and_signed_by_the_ca(
+    tmp_path: Path, arguments: list[str], names: list[str]
+) -> None:
     octavo("certs", "make-ca", tmp_path)
-    octavo("certs", "issue", tmp_path, "worker", "--host", "worker-0.octavo", "--host", "10.0.0.7", "--days", 30)
-    TlsFiles(tmp_path / "ca.pem", tmp_path / "worker.pem", tmp_path / "worker-key.pem").check()
+    octavo("certs", "issue", tmp_path, *arguments, "--days", 30)
+    certificate, key = tmp_path / f"{arguments[0]}.pem", tmp_path / f"{arguments[0]}-key.pem"
+    TlsFiles(tmp_path / "ca.pem", certificate, key).check()
     ca = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
-    leaf = x509.load_pem_x509_certificate((tmp_path / "worker.pem").read_bytes())
+    leaf = x509.load_pem_x509_certificate(certificate.read_bytes())
     leaf.verify_directly_issued_by(ca)
-    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["worker-0.octavo"]
-    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert names_in(leaf) == names
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days == 30
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 

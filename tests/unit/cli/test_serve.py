@@ -15,7 +15,7 @@ from octavo.cli.models import PreparedModel
 from octavo.cli.serve import PortInUseError, check_port, greeting_text
 from octavo.cli.serve_options import ServeOptions
 from octavo.cli.service_processes import ServiceProcess, members, service_processes
-from octavo.common.registry import Role
+from octavo.common.roles import Role
 from octavo.gateway.config import GatewayConfig
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.scheduler.config import SchedulerConfig

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from octavo.common.errors import ProtocolError
-from octavo.common.registry import Member, Role, StaticRegistry, open_registry
+from octavo.common.registry import Member, StaticRegistry, open_registry
+from octavo.common.roles import Role
 
 MEMBER = Member("s0", Role.SCHEDULER, "pool", "frames:///run/s.sock", epoch=3, load={"waiting": 1.0})
 

@@ -16,10 +16,16 @@ import pytest
 from pydantic_settings import SettingsConfigDict
 from structlog.testing import capture_logs
 
+from octavo.common.admin import AdminServicer
 from octavo.common.codecs.generation import GENERATE
-from octavo.common.links import Address, Link, TlsFiles, connect, listen
+from octavo.common.codecs.step import WORKER_STEPS
+from octavo.common.errors import OctavoError
+from octavo.common.links import Address, Link, TlsFiles, connect, listen, open_channel
 from octavo.common.messages.generation import Abort
+from octavo.common.roles import Role
 from octavo.common.service_config import ServiceConfig
+from octavo.v1.admin_service_pb2 import GetHealthRequest
+from octavo.v1.admin_service_pb2_grpc import AdminServiceStub
 from support.certificates import issue, make_ca
 
 TIMEOUT_S = 0.5
@@ -71,12 +77,12 @@ async def refusal(address: Address, tls: TlsFiles | None) -> str:
 
 
 async def test_two_certificates_of_one_ca_understand_one_another(ca: Path) -> None:
-    async with served(issue(ca, "scheduler")) as (address, received):
-        await says_hello(address, received, issue(ca, "gateway"))
+    async with served(issue(ca, Role.SCHEDULER)) as (address, received):
+        await says_hello(address, received, issue(ca, Role.GATEWAY))
 
 
 async def test_a_client_without_a_certificate_is_turned_away(ca: Path) -> None:
-    async with served(issue(ca, "scheduler")) as (address, received):
+    async with served(issue(ca, Role.SCHEDULER)) as (address, received):
         assert "it may want TLS" in await refusal(address, None)
         only_ca = grpc.ssl_channel_credentials((ca / "ca.pem").read_bytes())
         async with grpc.aio.secure_channel(address.target, only_ca) as channel:
@@ -87,38 +93,65 @@ async def test_a_client_without_a_certificate_is_turned_away(ca: Path) -> None:
 
 async def test_a_certificate_of_another_ca_is_refused_by_either_end(ca: Path, tmp_path: Path) -> None:
     other = make_ca(tmp_path / "other")
-    stranger = issue(other, "stranger")
-    async with served(issue(ca, "scheduler")) as (address, received):
+    stranger = issue(other, Role.GATEWAY)
+    async with served(issue(ca, Role.SCHEDULER)) as (address, received):
         trusting = TlsFiles(ca / "ca.pem", stranger.cert, stranger.key)
         assert f"not the certificate in {stranger.cert}" in await refusal(address, trusting)
         assert "unable to get local issuer certificate" in await refusal(address, stranger)
         assert received == []
 
 
-async def test_a_certificate_for_another_host_is_refused(ca: Path) -> None:
-    async with served(issue(ca, "scheduler", "scheduler.example")) as (address, received):
-        reason = await refusal(address, issue(ca, "gateway"))
-        assert "Hostname Verification Check failed" in reason
+async def test_a_server_of_another_role_is_refused(ca: Path) -> None:
+    async with served(issue(ca, Role.WORKER)) as (address, received):
+        reason = await refusal(address, issue(ca, Role.GATEWAY))
+        assert "its certificate is not for scheduler.octavo.internal" in reason
         assert received == []
+
+
+async def test_a_client_of_another_role_is_refused(ca: Path) -> None:
+    async with served(issue(ca, Role.SCHEDULER)) as (address, received):
+        link = await connect(address, GENERATE, 10, issue(ca, Role.WORKER))
+        ended: asyncio.Future[OctavoError | None] = asyncio.get_running_loop().create_future()
+        link.bind(lambda message: None, ended.set_result)
+        link.send(Abort(7))
+        error = await asyncio.wait_for(ended, 10)
+        assert "this is for gateway.octavo.internal; the certificate is of worker.octavo.internal" in str(error)
+        assert received == []
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_other_calls_than_the_stream_are_for_gateways_and_operators(ca: Path, role: Role) -> None:
+    address = free_address()
+    admin = AdminServicer(lambda: "still loading")
+    listener = await listen([address], WORKER_STEPS, lambda link: None, [admin.add_to], issue(ca, Role.WORKER))
+    async with open_channel(address.target, Role.WORKER, issue(ca, role)) as channel:
+        call = AdminServiceStub(channel).GetHealth(GetHealthRequest(), timeout=10)
+        if role in (Role.GATEWAY, Role.OPERATOR):
+            assert (await call).reason == "still loading"
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    await listener.close(0)
 
 
 async def test_a_client_with_tls_does_not_fall_back_to_plain_text(ca: Path) -> None:
     async with served(None) as (address, received):
-        assert "it takes no TLS" in await refusal(address, issue(ca, "gateway"))
+        assert "it takes no TLS" in await refusal(address, issue(ca, Role.GATEWAY))
         assert received == []
 
 
 async def test_nobody_there_is_told_as_such(ca: Path) -> None:
-    assert "refused" in (await refusal(free_address(), issue(ca, "gateway"))).lower()
+    assert "refused" in (await refusal(free_address(), issue(ca, Role.GATEWAY))).lower()
 
 
 async def test_renewed_certificates_are_taken_without_a_restart(ca: Path, tmp_path: Path) -> None:
     """The deployment moves to another CA in place: old clients are out, new ones are in."""
-    server, old_client = issue(ca, "scheduler"), issue(ca, "gateway")
+    server, old_client = issue(ca, Role.SCHEDULER), issue(ca, Role.GATEWAY)
     async with served(server) as (address, received):
         await says_hello(address, received, old_client)
         other = make_ca(tmp_path / "other")
-        new_server, new_client = issue(other, "scheduler"), issue(other, "gateway")
+        new_server, new_client = issue(other, Role.SCHEDULER), issue(other, Role.GATEWAY)
         for old, new in zip(
             (server.ca, server.cert, server.key), (new_server.ca, new_server.cert, new_server.key), strict=True
         ):
@@ -129,9 +162,9 @@ async def test_renewed_certificates_are_taken_without_a_restart(ca: Path, tmp_pa
 
 
 async def test_a_broken_renewal_keeps_the_last_certificate(ca: Path) -> None:
-    server = issue(ca, "scheduler")
+    server = issue(ca, Role.SCHEDULER)
     async with served(server) as (address, received):
-        client = issue(ca, "gateway")
+        client = issue(ca, Role.GATEWAY)
         await says_hello(address, received, client)
         server.key.write_text("half a file")
         with capture_logs() as logs:
@@ -166,14 +199,14 @@ def flags(**files: Path) -> list[str]:
 
 
 def test_settings_name_the_files(ca: Path) -> None:
-    files = issue(ca, "bakery")
+    files = issue(ca, Role.WORKER)
     config = BakeryConfig.from_command_line(flags(ca=files.ca, cert=files.cert, key=files.key))
     assert config.link_tls == files
     assert BakeryConfig.from_command_line([]).link_tls is None
 
 
 def test_settings_that_are_not_whole_are_refused_in_one_line(ca: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = issue(ca, "one"), issue(ca, "other")
+    one, other = issue(ca, Role.SCHEDULER), issue(ca, Role.GATEWAY)
     for arguments, complaint in (
         (flags(ca=one.ca), "TLS between services needs link_cert, link_key as well"),
         (flags(ca=one.ca, cert=one.cert, key=other.key), "no certificate and its key"),

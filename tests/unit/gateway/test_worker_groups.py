@@ -19,7 +19,8 @@ from octavo.common.messages.generation import (
     SchedulerLoad,
     Submit,
 )
-from octavo.common.registry import Member, RegistryAwayError, Role, Roster, StaticRegistry
+from octavo.common.registry import Member, RegistryAwayError, Roster, StaticRegistry
+from octavo.common.roles import Role
 from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.scheduler_client import SchedulerClient

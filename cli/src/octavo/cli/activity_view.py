@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.common.codecs.arrays import unpack_float64, unpack_int32, unpack_int64
 from octavo.common.links import Address, TlsFiles, open_channel
+from octavo.common.roles import Role
 from octavo.v1 import scheduler_service_pb2 as pb
 from octavo.v1 import scheduler_service_pb2_grpc as pb_grpc
 
@@ -57,7 +58,7 @@ class ActivityView:
 
 async def read_activity(address: Address, tls: TlsFiles | None = None) -> ActivityView:
     """Raises grpc.aio.AioRpcError if the scheduler does not answer."""
-    async with open_channel(address.grpc_target, tls) as channel:
+    async with open_channel(address.grpc_target, Role.SCHEDULER, tls) as channel:
         stub: Any = pb_grpc.SchedulerServiceStub(channel)
         frames = stub.WatchActivity(pb.WatchActivityRequest(), timeout=_TIMEOUT_S)
         frame = await frames.read()
@@ -67,7 +68,7 @@ async def read_activity(address: Address, tls: TlsFiles | None = None) -> Activi
 
 async def read_explanation(address: Address, request_id: str, tls: TlsFiles | None = None) -> dict[str, Any]:
     """See docs/api.md. Raises grpc.aio.AioRpcError, with NOT_FOUND if the request is unknown."""
-    async with open_channel(address.grpc_target, tls) as channel:
+    async with open_channel(address.grpc_target, Role.SCHEDULER, tls) as channel:
         stub: Any = pb_grpc.SchedulerServiceStub(channel)
         answer = await stub.ExplainRequest(pb.ExplainRequestRequest(request_id=request_id), timeout=_TIMEOUT_S)
     explanation: dict[str, Any] = json.loads(answer.explanation)

@@ -41,10 +41,10 @@ def make_ca(folder: Path, days: int) -> tuple[Path, Path]:
     return _write(folder, _CA, builder.sign(key, hashes.SHA256()), key)
 
 
-def issue(folder: Path, name: str, hosts: Sequence[str], days: int) -> tuple[Path, Path]:
+def issue(folder: Path, name: str, names: Sequence[str], days: int) -> tuple[Path, Path]:
     """Write NAME.pem and NAME-key.pem, signed by the folder's CA; again: renewed, in place.
 
-    `hosts` are the DNS names and IP addresses by which clients reach the service. Raises CertificateError.
+    `names` are the DNS names, those of roles among them, and IP addresses that it is for. Raises CertificateError.
     """
     if not _SERVICE.fullmatch(name) or name == _CA or name.endswith(_KEY):
         raise CertificateError(f"{name!r} is no name of a service")
@@ -57,7 +57,7 @@ def issue(folder: Path, name: str, hosts: Sequence[str], days: int) -> tuple[Pat
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
         )
-        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(one) for one in names]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
     return _write(folder, name, builder.sign(ca_key, hashes.SHA256()), key)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from octavo.cli.console import Screen
+from octavo.common.roles import Role
 
 app = typer.Typer(help="Make certificates for TLS between services.", no_args_is_help=True)
 
@@ -31,19 +32,30 @@ def make_ca(
 def issue_certificate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the CA.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.pem and NAME-key.pem there.")],
+    role: Annotated[
+        Role | None,
+        typer.Option(help="What its holder may speak as. Left out: NAME, if that is one.", show_default=False),
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|IP",
-            help="By which clients reach the service; may be repeated. Left out: NAME, localhost, 127.0.0.1, ::1.",
+            help="Of a server that is no service of Octavo; may be repeated. Left out: none with a role, else NAME,"
+            " localhost, 127.0.0.1, ::1.",
             show_default=False,
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=36500, help="How long it is valid.")] = 365,
 ) -> None:
-    """Issue a service's certificate, or renew it in place: running services take the new one by themselves."""
+    """Issue a service's certificate, or renew it in place: running services take the new one by themselves.
+
+    With the role operator it is for `octavo inspect`; without a role for a proxy or Redis, by their host names.
+    """
+    if role is None and name in list(Role):
+        role = Role(name)
+    names = [*([role.certificate_name] if role else []), *(host or [])] or [name, "localhost", "127.0.0.1", "::1"]
     with _certificates() as certificates:
-        certificate, key = certificates.issue(folder, name, host or [name, "localhost", "127.0.0.1", "::1"], days)
+        certificate, key = certificates.issue(folder, name, names, days)
     typer.echo(f"{certificate}\n{key}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.common.codecs.arrays import unpack_int32
 from octavo.common.links import Address, TlsFiles, open_channel
+from octavo.common.roles import Role
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 
@@ -56,7 +57,7 @@ class PoolView:
 
 async def read_pool(address: Address, pool_id: str, tls: TlsFiles | None = None) -> PoolView:
     """Raises grpc.aio.AioRpcError if the KV manager does not answer, or has no such pool."""
-    async with open_channel(address.grpc_target, tls) as channel:
+    async with open_channel(address.grpc_target, Role.KVMANAGER, tls) as channel:
         stub: Any = pb_grpc.KvManagerServiceStub(channel)
         pool = await stub.InspectPool(pb.InspectPoolRequest(pool_id=pool_id), timeout=_TIMEOUT_S)
         states, ref_counts = b"", list[int]()

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import ServeOptions
 from octavo.common.links import Address
-from octavo.common.registry import Member, Role
+from octavo.common.registry import Member
+from octavo.common.roles import Role
 
 _PASSIVE_WAIT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 """OpenMP threads that spin while they wait slow a worker down many times over once a neighbour uses a core."""

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from octavo.common.links import Address, Link
 from octavo.common.messages.generation import GatewayMessage, SchedulerMessage
-from octavo.common.registry import Member, Registry, Role, Roster, StaticRegistry, open_registry
+from octavo.common.registry import Member, Registry, Roster, StaticRegistry, open_registry
+from octavo.common.roles import Role
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.scheduler_client import Connect, SchedulerClient
 from octavo.gateway.worker_groups import GroupSettings, WorkerGroups

@@ -14,6 +14,7 @@ import structlog
 from octavo.common.errors import QueueFullError
 from octavo.common.links import open_channel
 from octavo.common.links.grpc_stream import CHANNEL_OPTIONS
+from octavo.common.roles import Role
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.live_activity import LiveActivity
 from octavo.gateway.live_frames import compressed, json_frame
@@ -126,7 +127,7 @@ class LiveHub:
         while True:
             self._views[service].forget()
             try:
-                async with open_channel(target, self._tls, CHANNEL_OPTIONS) as channel:
+                async with open_channel(target, Role(service), self._tls, CHANNEL_OPTIONS) as channel:
                     async for frame in self._stream(service, channel):
                         self._absences.pop(service, None)
                         self._tell(self._views[service].take(frame))

@@ -11,6 +11,7 @@ import structlog
 
 from octavo.common.block_hash import BlockHasher, HashAlgorithm
 from octavo.common.links import Address, TlsFiles, open_channel
+from octavo.common.roles import Role
 from octavo.gateway.pool_directory import PoolDirectory
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
@@ -40,7 +41,7 @@ class PoolFollower:
             if address := self._find_address():
                 try:
                     target = Address.parse(address).grpc_target
-                    async with open_channel(target, self._tls) as channel:
+                    async with open_channel(target, Role.KVMANAGER, self._tls) as channel:
                         await self._follow(channel)
                     retry_s = _FIRST_RETRY_S
                 except (grpc.aio.AioRpcError, ImportError, OSError, ValueError) as error:

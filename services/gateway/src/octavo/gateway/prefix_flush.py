@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from octavo.common.errors import NotReadyError
 from octavo.common.links import open_channel
+from octavo.common.roles import Role
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
@@ -59,7 +60,7 @@ async def _flush(config: GatewayConfig, salt: bytes) -> pb.FlushPrefixCacheRespo
     if config.kvmanager_admin is None:
         raise NotReadyError("this gateway does not know the KV manager: kvmanager_admin is not set")
     try:
-        async with open_channel(config.kvmanager_admin, config.link_tls) as channel:
+        async with open_channel(config.kvmanager_admin, Role.KVMANAGER, config.link_tls) as channel:
             stub: Any = pb_grpc.KvManagerServiceStub(channel)
             answer: pb.FlushPrefixCacheResponse = await stub.FlushPrefixCache(
                 pb.FlushPrefixCacheRequest(salt=salt), timeout=_TIMEOUT_S

@@ -9,6 +9,7 @@ import structlog
 
 from octavo.common.errors import NotReadyError
 from octavo.common.links import TlsFiles, open_channel
+from octavo.common.roles import Role
 from octavo.v1 import admin_service_pb2 as pb
 from octavo.v1 import admin_service_pb2_grpc as pb_grpc
 from octavo.v1 import scheduler_service_pb2, scheduler_service_pb2_grpc
@@ -56,7 +57,7 @@ class SchedulerAdmin:
 
     def _open_channel(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = open_channel(self._target, self._tls)
+            self._channel = open_channel(self._target, Role.SCHEDULER, self._tls)
         return self._channel
 
     async def close(self) -> None:

@@ -14,7 +14,8 @@ from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import LinkClosedError, NotReadyError, OctavoError, QueueFullError, UnknownResponseError
 from octavo.common.links import Address, Link, TlsFiles
 from octavo.common.messages.generation import GatewayMessage, ModelInfo, SchedulerMessage
-from octavo.common.registry import Member, Role, Roster
+from octavo.common.registry import Member, Roster
+from octavo.common.roles import Role
 from octavo.gateway import metrics
 from octavo.gateway.generation import Generation
 from octavo.gateway.pool_directory import PoolDirectory, PrefixMatcher

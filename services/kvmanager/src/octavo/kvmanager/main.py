@@ -13,8 +13,8 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs.kv import KV_STEPS
 from octavo.common.links import listen
 from octavo.common.operations_http import operations_http
-from octavo.common.registry import Role
 from octavo.common.registry.participant import taking_part
+from octavo.common.roles import Role
 from octavo.common.runtime import Stop, run
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.config import KvManagerConfig

@@ -11,8 +11,8 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs import GENERATE, KV_STEPS, WORKER_STEPS
 from octavo.common.links import Address, connect, listen
 from octavo.common.operations_http import operations_http
-from octavo.common.registry import Role
 from octavo.common.registry.participant import Participant, taking_part
+from octavo.common.roles import Role
 from octavo.scheduler.config import SchedulerConfig
 from octavo.scheduler.metrics import SchedulerCollector
 from octavo.scheduler.server import KvLink, SchedulerServer, WorkerLink

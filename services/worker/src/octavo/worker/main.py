@@ -23,8 +23,8 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs.step import WORKER_STEPS
 from octavo.common.links import listen
 from octavo.common.operations_http import operations_http
-from octavo.common.registry import Role
 from octavo.common.registry.participant import taking_part
+from octavo.common.roles import Role
 from octavo.common.tracing import open_tracer
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig

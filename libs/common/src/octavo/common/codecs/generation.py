@@ -33,6 +33,7 @@ from octavo.common.messages.generation import (
     TokenBatch,
     TokenLogprobs,
 )
+from octavo.common.roles import Role
 from octavo.v1 import scheduler_service_pb2 as pb
 
 
@@ -342,6 +343,8 @@ def _finished_from_proto(end: pb.ChoiceFinished) -> ChoiceFinished:
 
 GENERATE: StreamCodec[GatewayMessage, SchedulerMessage] = StreamCodec(
     method="/octavo.v1.SchedulerService/Generate",
+    client=Role.GATEWAY,
+    server=Role.SCHEDULER,
     encode_client=encode_gateway,
     decode_client=decode_gateway,
     encode_server=encode_scheduler,

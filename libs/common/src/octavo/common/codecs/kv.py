@@ -25,6 +25,7 @@ from octavo.common.messages.kv import (
     SwapIn,
     SwapOut,
 )
+from octavo.common.roles import Role
 from octavo.v1 import kvmanager_service_pb2 as pb
 
 First = TypeVar("First")
@@ -257,6 +258,8 @@ def _step_from_proto(step: pb.KvStep) -> KvRequest:
 
 KV_STEPS: StreamCodec[KvManagerRequest, KvManagerReply] = StreamCodec(
     method="/octavo.v1.KvManagerService/Steps",
+    client=Role.SCHEDULER,
+    server=Role.KVMANAGER,
     encode_client=encode_request,
     decode_client=decode_request,
     encode_server=encode_reply,

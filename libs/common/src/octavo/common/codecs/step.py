@@ -28,6 +28,7 @@ from octavo.common.messages.step import (
     WorkerReply,
     WorkerRequest,
 )
+from octavo.common.roles import Role
 from octavo.v1 import worker_service_pb2 as pb
 
 
@@ -256,6 +257,8 @@ def _result_from_proto(result: pb.StepResult) -> StepResult:
 
 WORKER_STEPS: StreamCodec[WorkerRequest, WorkerReply] = StreamCodec(
     method="/octavo.v1.WorkerService/Steps",
+    client=Role.SCHEDULER,
+    server=Role.WORKER,
     encode_client=encode_request,
     decode_client=decode_request,
     encode_server=encode_reply,

@@ -12,7 +12,9 @@ import structlog
 from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError, ProtocolVersionError
 from octavo.common.links import protocol_version
 from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.role_check import require_role
 from octavo.common.links.tls import TlsFiles, open_channel
+from octavo.common.roles import Role
 
 log = structlog.get_logger()
 
@@ -21,6 +23,7 @@ MAX_BUFFERED_MESSAGES = 65_536
 _PROBE_TIMEOUT_S = 0.2
 _CUT_OFF = ("Socket closed", "Connection reset", "WRONG_VERSION_NUMBER")
 """How gRPC tells that the other end did not like our handshake."""
+_OF_ANOTHER_NAME = "Hostname Verification Check failed"
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -106,23 +109,25 @@ async def connect_grpc(
     target: str, codec: StreamCodec[Any, Any], timeout_s: float, tls: TlsFiles | None = None
 ) -> Link[Any, Any]:
     """The client's end. Raises OSError if nobody answers within `timeout_s`, or not in the way that `tls` asks for."""
-    channel = open_channel(target, tls, CHANNEL_OPTIONS)
+    channel = open_channel(target, codec.server, tls, CHANNEL_OPTIONS)
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError:
-        reason = await _why_not_connected(channel, tls)
+        reason = await _why_not_connected(channel, codec.server, tls)
         await channel.close(None)
         raise OSError(f"no answer from {target} within {timeout_s} s: {reason}") from None
     return _ClientLink(channel, codec)
 
 
-async def _why_not_connected(channel: grpc.aio.Channel, tls: TlsFiles | None) -> str:
+async def _why_not_connected(channel: grpc.aio.Channel, server: Role, tls: TlsFiles | None) -> str:
     """What gRPC knows of the last attempt: it tells that only by the error of a call."""
     probe = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None)
     try:
         await probe(b"", timeout=_PROBE_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         details = (error.details() or error.code().name).rpartition("last error: ")[2]
+        if _OF_ANOTHER_NAME in details:
+            return f"its certificate is not for {server.certificate_name}"
         if not any(sign in details for sign in _CUT_OFF):
             return details
         accepts = f"it takes no TLS, or not the certificate in {tls.cert}" if tls else "it may want TLS"
@@ -131,11 +136,16 @@ async def _why_not_connected(channel: grpc.aio.Channel, tls: TlsFiles | None) ->
 
 
 def stream_handler(
-    codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
+    codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None], *, asks_role: bool
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """A handler that turns each call of the codec's method into a link and gives it to `accept`."""
+    """A handler that turns each call of the codec's method into a link and gives it to `accept`.
+
+    With `asks_role`, over TLS, the caller's certificate is to be for the role of the codec's client.
+    """
 
     async def handle(incoming: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        if asks_role:
+            await require_role(context, [codec.client])
         told = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         try:
             spoken = protocol_version.from_text(told.get(protocol_version.METADATA_KEY, ""))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from octavo.common.errors import OctavoError
+from octavo.common.roles import Role
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -21,6 +22,8 @@ class StreamCodec(Generic[Client, Server]):
 
     method: str
     """Full gRPC method name, `/octavo.v1.Service/Method`."""
+    client: Role
+    server: Role
     encode_client: Callable[[Client], bytes]
     decode_client: Callable[[bytes], Client]
     encode_server: Callable[[Server], bytes]

@@ -15,8 +15,10 @@ from octavo.common.links.address import Address
 from octavo.common.links.frames import connect_frames, listen_frames
 from octavo.common.links.grpc_stream import CHANNEL_OPTIONS, connect_grpc, stream_handler
 from octavo.common.links.link import Link, StreamCodec
+from octavo.common.links.role_check import UnaryCallGate
 from octavo.common.links.socket_files import for_this_user
 from octavo.common.links.tls import TlsFiles
+from octavo.common.roles import Role
 
 log = structlog.get_logger()
 
@@ -62,7 +64,8 @@ async def listen(
     """Serve one stream method at every address, and the unary services at the gRPC ones.
 
     `unary_handlers` are functions that add a generated servicer to a server. Over TCP, with `tls`, a client must show a
-    certificate of its CA. Unix sockets are for processes of this user only. Raises OSError if an address is taken.
+    certificate of its CA: the stream is for the role of the codec's client, the unary services are for gateways and
+    operators. Unix sockets are for processes of this user only. Raises OSError if an address is taken.
     """
     listener = Listener()
     for address in addresses:
@@ -70,8 +73,10 @@ async def listen(
             server = await listen_frames(address.target, codec, accept)
             listener._frame_servers.append((address.target, server))
             continue
-        grpc_server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        grpc_server.add_generic_rpc_handlers((stream_handler(codec, accept),))
+        is_secured = tls is not None and address.scheme == "grpc"
+        gates = [UnaryCallGate([Role.GATEWAY, Role.OPERATOR])] if is_secured else []
+        grpc_server = grpc.aio.server(interceptors=gates, options=CHANNEL_OPTIONS)
+        grpc_server.add_generic_rpc_handlers((stream_handler(codec, accept, asks_role=is_secured),))
         for add_servicer in unary_handlers:
             add_servicer(grpc_server)
         try:

@@ -1,13 +1,16 @@
-"""Mutual TLS for gRPC over TCP: each end shows a certificate of one private CA. Unix sockets need none."""
+"""Mutual TLS for gRPC over TCP: each end shows a certificate of one private CA for its role. Unix sockets need none."""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import structlog
+
+from octavo.common.roles import Role
 
 log = structlog.get_logger()
 
@@ -20,7 +23,7 @@ class TlsFiles:
     ca: Path
     """Certificates of which one must have signed what the other end shows."""
     cert: Path
-    """This service's own, for its host names, followed by any between it and the CA."""
+    """This service's own, for its role, followed by any between it and the CA."""
     key: Path
     """Its private key, not encrypted."""
 
@@ -61,11 +64,17 @@ class TlsFiles:
         return grpc.ssl_server_certificate_configuration([own], self.ca.read_bytes())
 
 
-def open_channel(target: str, tls: TlsFiles | None, options: list[tuple[str, int]] | None = None) -> grpc.aio.Channel:
-    """A channel to a target in gRPC's notation; TLS is for TCP. Raises OSError if a file of `tls` is unreadable."""
+def open_channel(
+    target: str, server: Role, tls: TlsFiles | None, options: Sequence[tuple[str, int]] = ()
+) -> grpc.aio.Channel:
+    """A channel to a target in gRPC's notation; with TLS, which is for TCP, only to a server of this role.
+
+    Raises OSError if a file of `tls` is unreadable.
+    """
     if tls is None or target.startswith("unix:"):
         return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=options)
+    asked = ("grpc.ssl_target_name_override", server.certificate_name)
+    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=[*options, asked])
 
 
 __all__ = ["TlsFiles", "open_channel"]

@@ -1,6 +1,6 @@
 """Who is there: members of a deployment, their leases, and what was last known of them."""
 
-from octavo.common.registry.members import PROTOCOL_VERSION, Member, Role
+from octavo.common.registry.members import PROTOCOL_VERSION, Member
 from octavo.common.registry.membership import LeaseLostError, Membership
 from octavo.common.registry.open import RegistrySetting, open_registry
 from octavo.common.registry.registry import Grant, Registry, RegistryAwayError
@@ -16,7 +16,6 @@ __all__ = [
     "Registry",
     "RegistryAwayError",
     "RegistrySetting",
-    "Role",
     "Roster",
     "StaticRegistry",
     "open_registry",

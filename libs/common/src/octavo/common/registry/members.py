@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,18 +9,10 @@ from typing import Any
 from octavo.common.errors import ProtocolError
 from octavo.common.links import Address
 from octavo.common.links.protocol_version import NEWEST
+from octavo.common.roles import Role
 
 PROTOCOL_VERSION = NEWEST
 """Of the messages between services. Members of another version are not spoken to."""
-
-
-class Role(enum.StrEnum):
-    """What a member does."""
-
-    GATEWAY = "gateway"
-    SCHEDULER = "scheduler"
-    KVMANAGER = "kvmanager"
-    WORKER = "worker"
 
 
 @dataclass(frozen=True, slots=True)

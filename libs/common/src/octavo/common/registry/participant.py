@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from octavo.common.errors import NotReadyError
 from octavo.common.links import Address
-from octavo.common.registry.members import Member, Role
+from octavo.common.registry.members import Member
 from octavo.common.registry.membership import Membership
 from octavo.common.registry.open import open_registry
 from octavo.common.registry.roster import Roster
 from octavo.common.registry.static import StaticRegistry
+from octavo.common.roles import Role
 from octavo.common.runtime import Stop
 from octavo.common.service_config import ServiceConfig
 

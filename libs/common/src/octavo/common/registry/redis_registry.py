@@ -19,8 +19,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from octavo.common.errors import ProtocolError
-from octavo.common.registry.members import Member, Role
+from octavo.common.registry.members import Member
 from octavo.common.registry.registry import Grant, RegistryAwayError
+from octavo.common.roles import Role
 
 log = structlog.get_logger()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.common.registry.members import Member, Role
+from octavo.common.registry.members import Member
+from octavo.common.roles import Role
 
 
 class RegistryAwayError(Exception):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import structlog
 
-from octavo.common.registry.members import PROTOCOL_VERSION, Member, Role, latest
+from octavo.common.registry.members import PROTOCOL_VERSION, Member, latest
 from octavo.common.registry.registry import Registry, RegistryAwayError
+from octavo.common.roles import Role
 
 log = structlog.get_logger()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import yaml
 
 from octavo.common.errors import ProtocolError
-from octavo.common.registry.members import Member, Role
+from octavo.common.registry.members import Member
 from octavo.common.registry.registry import Grant
+from octavo.common.roles import Role
 
 
 class StaticRegistry:
