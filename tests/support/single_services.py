@@ -53,6 +53,10 @@ class SingleServices:
                 stderr=log,
             )
 
+    def kill(self, name: str) -> None:
+        with self._processes.pop(name) as process:
+            process.kill()
+
     def socket(self, name: str) -> Path:
         return self.folder / f"{name}.sock"
 

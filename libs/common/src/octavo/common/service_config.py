@@ -73,8 +73,8 @@ class ServiceConfig(BaseSettings):
     """Seconds after which a member that is not heard of is taken for dead. It registers three times as often."""
 
     advertise: AddressListSetting = []
-    """Where other members reach this service; unset: where it listens. The first is for its stream, the first of gRPC
-    for other calls."""
+    """Where other members reach this service; unset: where it listens, with the host's name for 0.0.0.0. The first is
+    for its stream, the first of gRPC for other calls."""
 
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://")
     """OpenTelemetry collector for OTLP over HTTP (http://HOST:4318), to which traces are sent; unset makes none."""

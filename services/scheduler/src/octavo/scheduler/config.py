@@ -22,7 +22,7 @@ class SchedulerConfig(ServiceConfig):
     """The KV manager that keeps the worker's block pool. Unset: the one that the registry has for `pool_id`."""
 
     worker: AddressSetting | None = None
-    """The worker to drive. Unset: the one that the registry has for `pool_id`."""
+    """The worker to drive. Unset: one that the registry has for `pool_id`, the others are standbys."""
 
     pool_id: str = "default"
     """Name of the block pool at the KV manager."""

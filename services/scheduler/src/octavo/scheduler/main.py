@@ -11,6 +11,7 @@ from octavo.common.admin import AdminServicer
 from octavo.common.codecs import GENERATE, KV_STEPS, WORKER_STEPS
 from octavo.common.links import Address, connect, listen
 from octavo.common.operations_http import operations_http
+from octavo.common.registry import Member
 from octavo.common.registry.participant import Participant, taking_part
 from octavo.common.roles import Role
 from octavo.scheduler.config import SchedulerConfig
@@ -56,6 +57,8 @@ class _Peers:
         self._config, self._participant = config, participant
         self.boot_epoch = 0
         """The highest of a registered KV manager of the pool."""
+        self._worker_id = ""
+        """Of the registered worker that was reached last."""
 
     async def connect_kvmanager(self) -> KvLink:
         config, address = self._config, self._config.kvmanager
@@ -66,10 +69,25 @@ class _Peers:
         return await connect(address, KV_STEPS, config.connect_timeout_s, config.link_tls)
 
     async def connect_worker(self) -> WorkerLink:
-        config, address = self._config, self._config.worker
-        if address is None:
-            address = Address.parse(self._participant.find(Role.WORKER, config.pool_id).address)
-        return await connect(address, WORKER_STEPS, config.connect_timeout_s, config.link_tls)
+        """Of several the one that was reached last, which may have only been cut off; then those that are loaded."""
+        config = self._config
+        if config.worker is not None:
+            return await connect(config.worker, WORKER_STEPS, config.connect_timeout_s, config.link_tls)
+
+        def rank(member: Member) -> tuple[bool, float, str]:
+            return member.member_id != self._worker_id, -member.load.get("loaded", 0.0), member.member_id
+
+        failures: list[str] = []
+        for member in sorted(self._participant.find_all(Role.WORKER, config.pool_id), key=rank):
+            try:
+                address = Address.parse(member.address)
+                link = await connect(address, WORKER_STEPS, config.connect_timeout_s, config.link_tls)
+            except (OSError, TimeoutError) as error:
+                failures.append(str(error) or type(error).__name__)
+            else:
+                self._worker_id = member.member_id
+                return link
+        raise OSError("; ".join(failures))
 
 
 def main() -> None:

@@ -55,11 +55,12 @@ def new_server(config: WorkerConfig) -> WorkerServer:
 async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
     """Listen at once, load the model meanwhile, serve until stopped. Exits with 1 if the model cannot be loaded."""
     async with taking_part(config, Role.WORKER, config.pool_id, config.listen) as participant:
-        await participant.while_registered(lambda: _serve(config, stop))
+        server = new_server(config)
+        participant.tell(lambda: {"loaded": float(not server.health())})
+        await participant.while_registered(lambda: _serve(config, server, stop))
 
 
-async def _serve(config: WorkerConfig, stop: runtime.Stop) -> None:
-    server = new_server(config)
+async def _serve(config: WorkerConfig, server: WorkerServer, stop: runtime.Stop) -> None:
     admin = AdminServicer(server.health)
     listener = await listen(config.listen, WORKER_STEPS, server.accept, [admin.add_to], config.link_tls)
     server.start()

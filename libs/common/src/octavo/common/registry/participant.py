@@ -21,6 +21,7 @@ from octavo.common.roles import Role
 from octavo.common.runtime import Stop
 from octavo.common.service_config import ServiceConfig
 
+_ALL_INTERFACES = ("0.0.0.0", "[::]")
 _END_TIMEOUT_S = 3.0
 """For what was cancelled to end; whoever has lost the lease must not linger."""
 
@@ -32,7 +33,7 @@ class Participant:
         """`listen`: where the service can be reached, if its settings do not tell where others find it."""
         self._registry = open_registry(config.registry) if config.registry else StaticRegistry([])
         self._is_registered = config.registry is not None
-        addresses = config.advertise or list(listen)
+        addresses = config.advertise or [_by_name(address) for address in listen]
         reached_by_grpc = [address for address in addresses if address.is_grpc]
         member = Member(
             member_id=f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -76,6 +77,11 @@ class Participant:
             raise NotReadyError(f"no {role} of pool {pool_id!r} is registered{reason}")
         return found
 
+    def find_all(self, role: Role, pool_id: str) -> list[Member]:
+        """Those to choose from. Raises NotReadyError if none is known."""
+        self.find(role, pool_id)
+        return [member for member in self.roster.members if (member.role, member.pool_id) == (role, pool_id)]
+
     async def while_registered(self, serve: Callable[[], Awaitable[None]]) -> None:
         """Run `serve` as a member. Raises LeaseLostError, with `serve` cancelled, if another took the lease."""
         if not self._is_registered:
@@ -92,6 +98,13 @@ class Participant:
             for task in (serving, keeping):
                 task.cancel()
             await asyncio.wait({serving, keeping}, timeout=_END_TIMEOUT_S)
+
+
+def _by_name(address: Address) -> Address:
+    """This host's name in place of "all interfaces", which is no place to connect to."""
+    host, _, port = address.target.rpartition(":")
+    is_any = address.scheme == "grpc" and host in _ALL_INTERFACES
+    return Address(address.scheme, f"{socket.gethostname()}:{port}") if is_any else address
 
 
 @contextlib.asynccontextmanager
