@@ -23,6 +23,9 @@ OWN = {
     "worker-gpu": "worker",
 }
 
+ONE_SHOT = ("model", "octavo")
+"""They run once, and end."""
+
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
@@ -47,27 +50,43 @@ def test_every_setting_exists_and_has_a_value_that_the_service_takes(name: str) 
     CONFIGS[OWN[name]](**settings)
 
 
-@pytest.mark.parametrize(("name", "setting", "of"), [
-    ("gateway", "scheduler", "scheduler"), ("scheduler", "kvmanager", "kvmanager"), ("scheduler", "worker", "worker"),
-    ("scheduler", "worker", "worker-gpu"),
-])  # fmt: skip
-def test_every_address_is_one_where_its_service_listens(name: str, setting: str, of: str) -> None:
-    address = Address.parse(settings_of(name)[setting])
-    listens = [Address.parse(text) for text in settings_of(of)["listen"].split(",")]
-    if address.is_grpc:
-        host, _, port = address.target.rpartition(":")
-        networks = SERVICES[of]["networks"]
-        aliases = [alias for one in networks.values() for alias in one["aliases"]] if isinstance(networks, dict) else []
-        assert host in (of, *aliases)
-        assert f"grpc://0.0.0.0:{port}" in [str(one) for one in listens]
-        assert set(SERVICES[name]["networks"]) & set(networks)
-    else:
-        assert address in listens
-        shared = set(SERVICES[name]["volumes"]) & set(SERVICES[of]["volumes"])
-        assert any(address.target.startswith(volume.split(":")[1] + "/") for volume in shared)
+@pytest.mark.parametrize("name", OWN)
+def test_every_service_is_in_the_registry_and_knows_soon_who_is_gone(name: str) -> None:
+    settings = settings_of(name)
+    assert settings["registry"] == "redis://redis:6379/0"
+    assert float(settings["registry_ttl_s"]) == 3
+    assert {"cluster"} <= set(SERVICES[name]["networks"])
+    assert "redis" in all_that_must_be_up(name)
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "model"])
+def all_that_must_be_up(name: str) -> set[str]:
+    waited_for = set(SERVICES[name].get("depends_on", {}))
+    return waited_for.union(*(all_that_must_be_up(other) for other in waited_for))
+
+
+@pytest.mark.parametrize(("setting", "of"), [("scheduler_admin", "scheduler"), ("kvmanager_admin", "kvmanager")])
+def test_what_the_gateway_asks_by_address_listens_there(setting: str, of: str) -> None:
+    host, port = settings_of("gateway")[setting].split(":")
+    assert host == of
+    assert f"grpc://0.0.0.0:{port}" in settings_of(of)["listen"].split(",")
+
+
+def test_scheduler_and_kv_manager_share_the_volume_of_the_socket() -> None:
+    socket = Address.parse(settings_of("kvmanager")["listen"].split(",")[0])
+    assert socket.scheme == "frames"
+    for name in ("scheduler", "kvmanager"):
+        assert any(socket.target.startswith(volume.split(":")[1] + "/") for volume in SERVICES[name]["volumes"])
+
+
+def test_leases_and_limits_are_never_evicted_and_stored_responses_are() -> None:
+    policies = {name: SERVICES[name]["command"][-1] for name in ("redis", "responses")}
+    assert policies == {"redis": "noeviction", "responses": "allkeys-lru"}
+    gateway = settings_of("gateway")
+    assert gateway["limits_redis"] == gateway["registry"] == "redis://redis:6379/0"
+    assert gateway["response_store_redis"] == "redis://responses:6379/0"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONE_SHOT])
 def test_every_service_restarts_is_checked_and_has_limits(name: str) -> None:
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"

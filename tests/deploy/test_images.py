@@ -81,7 +81,15 @@ def test_dockerfiles_take_their_base_by_argument_and_end_without_root(name: str)
     final = text[text.rindex("\nFROM ") :]
     assert "USER 10001:10001\n" in final
     assert "pip" not in re.sub(r"PIP_\w+", "", final)
-    assert "--require-hashes" in text
+    assert f"RUN sh install.sh packages {name}.txt" in text
+
+
+def test_what_others_have_made_is_installed_by_hash_and_ours_without_an_index() -> None:
+    script = (ROOT / "deploy/image/install.sh").read_text(encoding="utf-8")
+    installs = [line.strip() for line in script.splitlines() if re.match(r"\s+(pip install|into_octavo) ", line)]
+    assert [("--require-hashes" in line, "--no-index" in line) for line in installs] == [
+        (True, False), (True, False), (False, True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
