@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from octavo.common.roles import Role
 from support.exported_metrics import exported_metrics, problems_of_query
 from support.service_settings import CONFIGS, settings_in
 
@@ -15,6 +16,7 @@ Document = dict[str, Any]
 
 _HEALTH_PATHS = {"/health/live", "/health/ready"}
 _WORKLOADS = ("Deployment", "StatefulSet")
+_LINK_FILES = ("link_ca", "link_cert", "link_key")
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -51,7 +53,15 @@ def _service_of(container: Document) -> str | None:
 
 
 def _environment(container: Document) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "secret") for variable in container.get("env", [])}
+    """Its variables, with stand-ins for what only the cluster knows."""
+    return {
+        variable["name"]: variable.get("value", "redis://secret:6379/0" if _is_redis(variable["name"]) else "secret")
+        for variable in container.get("env", [])
+    }
+
+
+def _is_redis(variable: str) -> bool:
+    return variable.endswith(("_REGISTRY", "_REDIS"))
 
 
 class _Manifests:
@@ -93,6 +103,10 @@ class _Manifests:
             yield from (f"{where}: {problem}" for problem in _problems_of_resources(container))
             if service := _service_of(container):
                 yield from (f"{where}: {problem}" for problem in self._problems_of_settings(container, service, mounts))
+                found = self._problems_of_membership(workload, container, service)
+                yield from (f"{where}: {problem}" for problem in found)
+                found = self._problems_of_certificate(container, service, mounts, volumes)
+                yield from (f"{where}: {problem}" for problem in found)
         yield from (f"{name}: {problem}" for problem in self._problems_of_sockets(workload))
         yield from (f"{name}: {problem}" for problem in _problems_of_drain(pod))
 
@@ -115,16 +129,53 @@ class _Manifests:
         for setting in ("metrics_listen", "listen", "port"):
             wanted = {int(number) for number in re.findall(r"(?:^|:)(\d+)(?=,|$)", settings.get(setting, ""))}
             yield from (f"{setting} {number} is no port of the container" for number in sorted(wanted - ports))
-        for setting in ("scheduler", "scheduler_admin", "kvmanager", "worker"):
+        for setting in ("scheduler", "scheduler_admin", "kvmanager", "kvmanager_admin", "worker"):
             address = settings.get(setting, "").removeprefix("grpc://")
             if address and "://" not in address:
                 yield from self._problems_of_address(setting, address)
-        for setting in ("model", "catalogue_dir", "config"):
+        for setting in ("model", "catalogue_dir", "config", "api_keys_file", *_LINK_FILES):
             path = settings.get(setting)
             if path and not any(path.startswith(mount + "/") for mount in mounts):
                 yield f"{setting} {path} is on no volume"
         if "config" in settings:
             yield from self._problems_of_file(settings, service)
+
+    def _problems_of_membership(self, workload: Document, container: Document, service: str) -> Iterator[str]:
+        """Whether others find it in the registry, if one of the deployment is in one."""
+        settings, _ = settings_in(_environment(container), service)
+        others = [_environment(one) for other in self.workloads for one in _containers(other)]
+        urls = {value for one in others for name, value in one.items() if name.endswith("_REGISTRY")}
+        if not urls or service == "worker":
+            return
+        if {settings.get("registry")} != urls:
+            yield "not in the registry of the others"
+        variables = {variable["name"]: variable for variable in container["env"]}
+        if service == "gateway":
+            return
+        by_pod = variables.get(f"OCTAVO_{service.upper()}_POOL_ID", {}).get("valueFrom", {}).get("fieldRef", {})
+        if by_pod.get("fieldPath") != "metadata.name":
+            yield "every pod would serve the same pool"
+        host, _, port = settings.get("advertise", "").removeprefix("grpc://").rpartition(":")
+        source = variables.get(host.strip("$()"), {}).get("valueFrom", {}).get("fieldRef", {})
+        if source.get("fieldPath") != "status.podIP":
+            yield f"advertises {host or 'no address'}, which is not that of its pod"
+        if port not in re.findall(r"grpc://[^,]*:(\d+)", settings["listen"]):
+            yield f"advertises port {port}, where it does not listen"
+
+    def _problems_of_certificate(
+        self, container: Document, service: str, mounts: dict[str, str], volumes: dict[str, Document]
+    ) -> Iterator[str]:
+        """Whether what it shows as its certificate is one for its role, as far as the chart makes certificates."""
+        settings, _ = settings_in(_environment(container), service)
+        made = {one["spec"]["secretName"]: one["spec"] for one in self._documents if one["kind"] == "Certificate"}
+        if "link_cert" not in settings or not made:
+            return
+        folder = settings["link_cert"].rpartition("/")[0]
+        secret = volumes.get(mounts.get(folder, ""), {}).get("secret", {}).get("secretName", "")
+        if secret not in made:
+            yield f"no Certificate for the Secret {secret}"
+        elif made[secret]["dnsNames"] != [Role(service).certificate_name]:
+            yield f"the certificate in {secret} is not for the {service}"
 
     def _problems_of_address(self, setting: str, address: str) -> Iterator[str]:
         host, _, port = address.partition(":")
@@ -143,7 +194,8 @@ class _Manifests:
         in_file = yaml.safe_load(texts[0][file]) or {}
         known = CONFIGS[service].model_fields
         yield from (f"{file}: {name} is no setting of the {service}" for name in in_file if name not in known)
-        given = {name: value for name, value in {**in_file, **settings}.items() if name in known and name != "config"}
+        elsewhere = {"config", *_LINK_FILES}
+        given = {name: value for name, value in {**in_file, **settings}.items() if name in set(known) - elsewhere}
         try:
             CONFIGS[service](**given)
         except ValueError as error:
@@ -182,6 +234,12 @@ class _Manifests:
         match document["kind"]:
             case "Service":
                 yield from self._problems_of_service(name, spec)
+            case "Ingress":
+                backends = [path["backend"]["service"] for rule in spec["rules"] for path in rule["http"]["paths"]]
+                for backend in backends:
+                    ports = self._named_ports(backend["name"])
+                    if backend["port"]["name"] not in ports:
+                        yield f"{name}: no Service {backend['name']} with a port {backend['port']['name']}"
             case "PodDisruptionBudget":
                 if not self._selected(spec["selector"]["matchLabels"]):
                     yield f"{name}: selects no pods"
@@ -206,6 +264,10 @@ class _Manifests:
                 for endpoint in spec["podMetricsEndpoints"]:
                     if endpoint["port"] not in ports:
                         yield f"{name}: no pod has a port {endpoint['port']}"
+
+    def _named_ports(self, service: str) -> set[str]:
+        found = [one for one in self._documents if (one["kind"], one["metadata"]["name"]) == ("Service", service)]
+        return {port["name"] for one in found for port in one["spec"]["ports"]}
 
     def _problems_of_service(self, name: str, spec: Document) -> Iterator[str]:
         selected = self._selected(spec["selector"])

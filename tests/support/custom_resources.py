@@ -1,5 +1,6 @@
 """Schemas of the custom resources that the chart uses: those of their fields that it sets, and no others.
 
+cert-manager: https://cert-manager.io/docs/reference/api-docs/
 KEDA: https://keda.sh/docs/latest/reference/scaledobject-spec/ and .../scalers/prometheus/
 Prometheus Operator: https://prometheus-operator.dev/docs/api-reference/api/
 """
@@ -40,6 +41,31 @@ _TRIGGER = _object(
 )
 
 SCHEMAS: dict[str, Schema] = {
+    "Certificate": _resource(
+        "cert-manager.io/v1",
+        "Certificate",
+        _object(
+            {
+                "secretName": _TEXT,
+                "dnsNames": {"type": "array", "minItems": 1, "items": _TEXT},
+                "usages": {"type": "array", "items": {"enum": ["server auth", "client auth"]}},
+                "privateKey": _object(
+                    {
+                        "algorithm": {"enum": ["RSA", "ECDSA", "Ed25519"]},
+                        "size": {"enum": [256, 384, 521]},
+                        "rotationPolicy": {"enum": ["Always", "Never"]},
+                    }
+                ),
+                "issuerRef": _object(
+                    {
+                        "name": _TEXT,
+                        "kind": {"enum": ["Issuer", "ClusterIssuer"]},
+                        "group": {"const": "cert-manager.io"},
+                    }
+                ),
+            }
+        ),
+    ),
     "ScaledObject": _resource(
         "keda.sh/v1alpha1",
         "ScaledObject",

@@ -46,6 +46,50 @@ capabilities: {drop: [ALL]}
     secretKeyRef: {name: {{ .root.Values.secrets.existing }}, key: {{ .key }}}
 {{- end }}
 
+{{/* Not empty if there is a Redis, and so a registry. */}}
+{{- define "octavo.hasRegistry" -}}
+{{ .Values.redis.url }}{{ .Values.redis.secret }}
+{{- end }}
+
+{{/* A setting that is the URL of that Redis. */}}
+{{- define "octavo.redisUrl" -}}
+- name: {{ .variable }}
+  {{- if .root.Values.redis.secret }}
+  valueFrom:
+    secretKeyRef: {name: {{ .root.Values.redis.secret }}, key: redis-url}
+  {{- else }}
+  value: {{ .root.Values.redis.url | quote }}
+  {{- end }}
+{{- end }}
+
+{{/* Settings by which scheduler and KV manager take part in the registry. A pool is named by its pod. */}}
+{{- define "octavo.member" -}}
+{{- $prefix := printf "OCTAVO_%s" (upper .service) }}
+{{- include "octavo.redisUrl" (dict "root" .root "variable" (printf "%s_REGISTRY" $prefix)) }}
+- {name: {{ $prefix }}_REGISTRY_TTL_S, value: "3"}
+- name: {{ $prefix }}_POOL_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- {name: {{ $prefix }}_ADVERTISE, value: "grpc://$(POD_IP):{{ .port }}"}
+{{- end }}
+
+{{- define "octavo.tlsSecret" -}}
+{{ get .root.Values.tls.secrets .service | default (printf "%s-%s-tls" (include "octavo.name" .root) .service) }}
+{{- end }}
+
+{{/* Settings of a service with a certificate, and its volume. */}}
+{{- define "octavo.tlsEnv" -}}
+{{- range $setting, $file := dict "CA" "ca.crt" "CERT" "tls.crt" "KEY" "tls.key" }}
+- {name: OCTAVO_{{ upper $.service }}_LINK_{{ $setting }}, value: /etc/octavo-tls/{{ $file }}}
+{{- end }}
+{{- end }}
+
+{{- define "octavo.tlsVolume" -}}
+- name: {{ .service }}-tls
+  secret: {secretName: {{ include "octavo.tlsSecret" . }}, defaultMode: 0440}
+{{- end }}
+
 {{- define "octavo.modelFolder" -}}
 {{ if .Values.model.claim }}/models/{{ .Values.model.path }}{{ else }}/models/served{{ end }}
 {{- end }}
