@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from octavo.common.registry.redis_registry import RedisRegistry
 from support.clusters import free_port, wait_until
 from support.redis_server import running_redis
 
@@ -19,11 +22,13 @@ TTL_S = 1.0
 
 
 @contextmanager
-def scheduler(registry: str, folder: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def scheduler(
+    registry: str, folder: Path, name: str, listen: str = ""
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The process, and its health address."""
     port = free_port()
     command = [sys.executable, "-m", "octavo.scheduler.main", "--pool-id", "left", "--registry", registry]
-    command += ["--listen", f"frames://{folder}/{name}.sock", "--metrics-listen", f"127.0.0.1:{port}"]
+    command += ["--listen", listen or f"frames://{folder}/{name}.sock", "--metrics-listen", f"127.0.0.1:{port}"]
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen([*command, "--registry-ttl-s", str(TTL_S)], stdout=log, stderr=log, env=os.environ)
     try:
@@ -54,3 +59,15 @@ def test_a_standby_waits_and_takes_over_when_the_holder_dies_or_is_frozen_for_to
                 second.send_signal(signal.SIGCONT)
                 assert second.wait(10.0) == 1, "whoever was replaced must not go on"
         assert "another scheduler has taken the lease" in (tmp_path / "second.log").read_text()
+
+
+async def test_who_listens_on_all_interfaces_is_found_by_the_name_of_its_host(tmp_path: Path) -> None:
+    port = free_port()
+    with running_redis(tmp_path) as redis, scheduler(redis.url, tmp_path, "only", f"grpc://0.0.0.0:{port}"):
+        registry = RedisRegistry(redis.url)
+        async with asyncio.timeout(20.0):
+            while not (members := await registry.members()):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await registry.close()
+    address = f"grpc://{socket.gethostname()}:{port}"
+    assert [(member.address, member.admin) for member in members] == [(address, address)]
