@@ -13,7 +13,7 @@ import pytest
 
 from support.running_gateway import TOKENIZER, RunningGateway, ids_of, running_gateway, says
 from support.scripted_scheduler import Answer
-from support.small_tokenizer import TOOL_CHAT_TEMPLATE, byte_level_json
+from support.small_tokenizer import TOOL_CHAT_TEMPLATE, byte_ids, byte_level_json
 
 RESPONSES = "/v1/responses"
 TOOLS: Any = [
@@ -25,6 +25,7 @@ TOOLS: Any = [
         "strict": True,
     }
 ]
+LOGPROBS: Any = ["message.output_text.logprobs"]
 CALLS = (
     '<think>One call.</think>Sure. <tool_call>{"name": "add", "arguments": {"a": [2, 3]}}</tool_call>'
     '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
@@ -116,6 +117,45 @@ async def test_events_are_numbered_and_say_what_the_response_says() -> None:
         assert all(event["item_id"] == item["id"] for event in mine[1:-1])
 
 
+async def test_log_probabilities_are_those_of_the_text_beside_them() -> None:
+    answer = Answer([byte_ids("a 한 👍 zz")], tokens_per_step=2)
+    body: Any = {"input": "x", "include": LOGPROBS, "top_logprobs": 2}
+    async with running_gateway(lambda submit: answer, max_model_len=1024) as gateway:
+        found = await events(gateway, **body)
+        whole = await gateway.openai.responses.create(model="m", **body)
+        stored = await gateway.openai.responses.retrieve(whole.id)
+        bare = (await gateway.post(RESPONSES, input="x")).json()
+    deltas = [event for event in found if event["type"] == "response.output_text.delta"]
+    for delta in deltas:
+        assert b"".join(bytes(entry["bytes"]) for entry in delta["logprobs"]).decode() == delta["delta"]
+    [done] = [event for event in found if event["type"] == "response.output_text.done"]
+    entries = [entry for delta in deltas for entry in delta["logprobs"]]
+    assert done["logprobs"] == entries == found[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert whole == stored
+    [message] = whole.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    told = message.content[0].logprobs
+    assert told is not None
+    assert [entry.model_dump() for entry in told] == entries
+    assert len(told) == len(byte_ids("a 한 👍 zz")), "all but the token that ends the text"
+    assert [top.logprob for top in told[0].top_logprobs] == [-0.5, -1.5]
+    assert (told[0].logprob, whole.top_logprobs) == (-0.5, 2)
+    assert bare["output"][0]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3])
+async def test_log_probabilities_leave_out_reasoning_marks_and_calls(tokens_per_step: int) -> None:
+    answer = Answer([byte_ids(CALLS)], tokens_per_step=tokens_per_step)
+    async with running_gateway(
+        lambda submit: answer, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024
+    ) as gateway:
+        found = await events(gateway, input="x", tools=TOOLS, include=LOGPROBS)
+    [message] = [item for item in found[-1]["response"]["output"] if item["type"] == "message"]
+    [content] = message["content"]
+    assert content["text"] == "Sure."
+    assert [entry["token"] for entry in content["logprobs"]] == list("Sure.")
+
+
 async def test_a_response_goes_on_from_the_one_before() -> None:
     async with gateway_saying(CALLS) as gateway:
         first = (await gateway.post(RESPONSES, input="2 + 3?", instructions="Be short.", tools=TOOLS)).json()
@@ -190,6 +230,8 @@ async def test_the_answer_comes_also_if_it_cannot_be_stored() -> None:
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
 )

@@ -106,7 +106,7 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     app.include_router(completions.router(config, client, tokenizer, checker))
     chats = ChatPreparation(config, client, tokenizer, checker)
     app.include_router(chat.router(config, chats, tokenizer.pieces))
-    app.include_router(responses.router(config, chats, store))
+    app.include_router(responses.router(config, chats, tokenizer.pieces, store))
     app.include_router(anthropic_messages.router(config, chats))
     app.include_router(tokenizer_routes.router(config, client, tokenizer, chats))
     app.include_router(embeddings.router())

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 from octavo.gateway import sse
 from octavo.gateway.answer_schema import ChatCompletion
 from octavo.gateway.chat_deltas import ChatDeltas
+from octavo.gateway.chat_logprobs import TokenEntries
 from octavo.gateway.chat_preparation import ChatPreparation, PreparedChat
-from octavo.gateway.choice_output import Delta, OutputToken
+from octavo.gateway.choice_output import Delta
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
-from octavo.gateway.logprobs import finite, token_namer
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
 from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_context import read_body
@@ -40,7 +40,7 @@ class ChatFormat:
         self._has_token_ids = bool(request.return_token_ids)
         self._pieces = pieces
         self._record, self._num_prompt_logprobs = chat.record, request.prompt_logprobs
-        self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
+        self._entries = TokenEntries(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
         self._reading = None if chat.reading.is_plain else chat.reading
         self._messages: dict[int, ChatDeltas] = {}
@@ -119,33 +119,13 @@ class ChatFormat:
         entry: dict[str, Any] = {
             "index": index,
             key: content,
-            "logprobs": {"content": [self._entry(token) for token in delta.tokens]} if self._has_logprobs else None,
+            "logprobs": {"content": self._entries.of(delta.tokens)} if self._has_logprobs else None,
             "finish_reason": finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if self._has_token_ids:
             entry["token_ids"] = [token.token_id for token in delta.tokens]
         return entry
-
-    def _entry(self, token: OutputToken) -> dict[str, Any]:
-        """`bytes` are what the token adds to the text; null if it adds nothing, as special tokens do."""
-        logprobs = token.logprobs
-        if logprobs is None:
-            return {"token": self._name(token.token_id), "logprob": None, "bytes": None, "top_logprobs": []}
-        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-        return {
-            "token": self._name(token.token_id),
-            "logprob": finite(logprobs.sampled),
-            "bytes": None if token.piece is None else list(token.piece),
-            "top_logprobs": [
-                {
-                    "token": self._name(token_id),
-                    "logprob": finite(value),
-                    "bytes": list(self._pieces.all[token_id]),
-                }
-                for token_id, value in pairs
-            ],
-        }
 
 
 def router(config: GatewayConfig, chats: ChatPreparation, pieces: TokenPieces) -> APIRouter:

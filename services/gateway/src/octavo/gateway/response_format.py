@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from octavo.gateway import sse
-from octavo.gateway.answer_parts import joined
 from octavo.gateway.chat_deltas import parts_of
+from octavo.gateway.chat_logprobs import TokenEntries
 from octavo.gateway.chat_preparation import PreparedChat
 from octavo.gateway.choice_output import Delta
+from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.response_output import Event, ResponseOutput
 from octavo.gateway.responses_schema import ResponsesRequest
+from octavo.gateway.text_tokens import TextTokens
 
 Store = Callable[[dict[str, Any]], Awaitable[bool]]
 """Stores the response. False if that failed."""
@@ -30,8 +32,11 @@ class ResponseFormat:
         request: ResponsesRequest,
         store: Store | None,
         count_tokens: CountTokens,
+        pieces: TokenPieces,
     ) -> None:
         self._reader = chat.reading.reader()
+        self._text_tokens = TextTokens(self._reader) if request.wants_logprobs else None
+        self._entries = TokenEntries(pieces)
         self._output = ResponseOutput()
         self._store, self._count_tokens = store, count_tokens
         self._num_events = 0
@@ -59,7 +64,7 @@ class ResponseFormat:
             "text": {"format": _form(request)},
             "tool_choice": _dumped(request.tool_choice) or "auto",
             "tools": [_dumped(tool) for tool in request.tools or []],
-            "top_logprobs": 0,
+            "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -74,7 +79,7 @@ class ResponseFormat:
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         self._finish_reason = delta.finish_reason
-        return b"".join([self._events(self._output.add(part)) for part in parts_of(self._reader, delta)])
+        return self._events(self._grow(delta))
 
     async def end(self, usage: dict[str, Any]) -> bytes:
         last = self._events(self._output.close(self._status()))
@@ -89,11 +94,20 @@ class ResponseFormat:
     async def body(self, choices: Sequence[Delta], usage: dict[str, Any]) -> dict[str, Any]:
         [whole] = choices
         self._finish_reason = whole.finish_reason
-        for part in joined(parts_of(self._reader, whole)):
-            _exhaust(self._output.add(part))
-        _exhaust(self._output.close(self._status()))
+        for _ in self._grow(whole):
+            pass
+        for _ in self._output.close(self._status()):
+            pass
         await self._complete(usage)
         return self._response
+
+    def _grow(self, delta: Delta) -> Iterator[Event]:
+        if self._text_tokens is None:
+            for part in parts_of(self._reader, delta):
+                yield from self._output.add(part)
+            return
+        for part, tokens in self._text_tokens.parts(delta):
+            yield from self._output.add(part, self._entries.of(tokens))
 
     def _events(self, events: Iterable[Event]) -> bytes:
         encoded = []
@@ -133,8 +147,3 @@ def _form(request: ResponsesRequest) -> dict[str, Any]:
 
 def _dumped(value: Any) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else value
-
-
-def _exhaust(events: Iterable[Event]) -> None:
-    for _ in events:
-        pass

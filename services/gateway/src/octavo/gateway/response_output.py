@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from octavo.gateway.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
@@ -19,8 +19,10 @@ class ResponseOutput:
         self._is_open = False
         self._text = ""
         """Text or arguments of the open item so far."""
+        self._logprobs: list[dict[str, Any]] = []
+        """Of its text, if they are asked for."""
 
-    def add(self, part: AnswerPart) -> Iterator[Event]:
+    def add(self, part: AnswerPart, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Take the next part of the answer; the events that it causes, without their sequence numbers."""
         if isinstance(part, CallStart):
             yield from self.close()
@@ -36,7 +38,9 @@ class ResponseOutput:
             yield from self.close()
             yield from self._open_text(part)
         if isinstance(part, Content):
-            yield {**self._grow("response.output_text.delta", part.text), "content_index": 0, "logprobs": []}
+            self._logprobs += logprobs
+            event = self._grow("response.output_text.delta", part.text)
+            yield {**event, "content_index": 0, "logprobs": list(logprobs)}
         else:
             yield {**self._grow("response.reasoning_text.delta", part.text), "content_index": 0}
 
@@ -52,9 +56,12 @@ class ResponseOutput:
                 item["arguments"] = self._text
                 yield self._of_item("response.function_call_arguments.done", arguments=self._text, name=item["name"])
             case "message":
-                item["content"] = [_text_part(self._text)]
-                yield self._of_item("response.output_text.done", content_index=0, text=self._text, logprobs=[])
-                yield self._of_item("response.content_part.done", content_index=0, part=item["content"][0])
+                part = _text_part(self._text, self._logprobs)
+                item["content"] = [part]
+                yield self._of_item(
+                    "response.output_text.done", content_index=0, text=self._text, logprobs=self._logprobs
+                )
+                yield self._of_item("response.content_part.done", content_index=0, part=part)
             case _:
                 item["content"] = [{"type": "reasoning_text", "text": self._text}]
                 yield self._of_item("response.reasoning_text.done", content_index=0, text=self._text)
@@ -66,7 +73,7 @@ class ResponseOutput:
         return "".join(item["content"][0]["text"] for item in self.items if item["type"] == "reasoning")
 
     def _open(self, id_prefix: str, **fields: Any) -> Iterator[Event]:
-        self._text, self._is_open = "", True
+        self._text, self._logprobs, self._is_open = "", [], True
         item = {"id": id_prefix + secrets.token_hex(16), **fields}
         self.items.append(item)
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
@@ -77,7 +84,7 @@ class ResponseOutput:
             first: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         else:
             yield from self._open("msg_", type="message", role="assistant", content=[], status="in_progress")
-            first = _text_part("")
+            first = _text_part("", [])
         yield self._of_item("response.content_part.added", content_index=0, part=first)
 
     def _grow(self, event_type: str, text: str) -> Event:
@@ -88,5 +95,5 @@ class ResponseOutput:
         return {"type": event_type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -15,6 +15,7 @@ from octavo.gateway.answer_schema import DeletedResponse, ItemList, ResponseBody
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import FieldError, renamed_fields
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
 from octavo.gateway.openapi import answers, body_of
@@ -70,7 +71,7 @@ def _not_found(response_id: str, param: str) -> FieldError:
     return FieldError(param, message, "response_not_found", status=404)
 
 
-def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) -> APIRouter:
+def router(config: GatewayConfig, chats: ChatPreparation, pieces: TokenPieces, store: ResponseStore) -> APIRouter:
     """The routes."""
     routes = APIRouter()
     stored = StoredResponses(config, store)
@@ -92,7 +93,9 @@ def router(config: GatewayConfig, chats: ChatPreparation, store: ResponseStore) 
             return await stored.keep(account_of(request.scope), response, items)
 
         response_id = RESPONSE_PREFIX + secrets.token_hex(16)
-        answer_format = ResponseFormat(response_id, chat, body, None if body.store is False else keep, chats.num_tokens)
+        answer_format = ResponseFormat(
+            response_id, chat, body, None if body.store is False else keep, chats.num_tokens, pieces
+        )
         return chats.response(request, chat, answer_format)
 
     @routes.get("/v1/responses/{response_id}", responses=answers(ResponseBody))

@@ -166,14 +166,14 @@ class ResponsesRequest(RequestBody):
     """Comes back with the response."""
     reasoning: ReasoningOptions | None = None
     """Passes with nulls only."""
-    include: Annotated[list[str], Field(max_length=0)] | None = None
-    """Passes if empty."""
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    """`["message.output_text.logprobs"]`: give log-probabilities of the text's tokens. Nothing else is offered."""
     truncation: Literal["disabled"] | None = None
     """An input that does not fit is refused."""
     background: Literal[False] | None = None
     """Not offered."""
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
-    """Not offered."""
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Most likely tokens at each place; above 0 it needs `include`."""
     max_tool_calls: None = None
     """Not offered."""
     prompt_cache_key: str | None = None
@@ -181,6 +181,10 @@ class ResponsesRequest(RequestBody):
     safety_identifier: str | None = None
     service_tier: str | None = None
     user: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.include)
 
 
 CHAT_PARAMS = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
@@ -195,7 +199,10 @@ def input_items(request: ResponsesRequest) -> list[InputItem]:
 
 
 def chat_fields(request: ResponsesRequest, items: Sequence[InputItem]) -> dict[str, Any]:
-    """A request that goes on from these items, as the fields of a chat request."""
+    """A request that goes on from these items, as the fields of a chat request. Raises FieldError."""
+    if request.top_logprobs and not request.wants_logprobs:
+        message = "top_logprobs: is only allowed where include has message.output_text.logprobs"
+        raise FieldError("top_logprobs", message, "invalid_value")
     choice = request.tool_choice
     if isinstance(choice, NamedFunctionTool):
         tool_choice: Any = {"type": "function", "function": {"name": choice.name}}
@@ -216,6 +223,8 @@ def chat_fields(request: ResponsesRequest, items: Sequence[InputItem]) -> dict[s
         "tool_choice": tool_choice,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _response_format(request.text),
+        "logprobs": request.wants_logprobs,
+        "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
     }
 
 
