@@ -146,9 +146,7 @@ async def test_log_probabilities_are_those_of_the_text_beside_them() -> None:
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
 async def test_log_probabilities_leave_out_reasoning_marks_and_calls(tokens_per_step: int) -> None:
     answer = Answer([byte_ids(CALLS)], tokens_per_step=tokens_per_step)
-    async with running_gateway(
-        lambda submit: answer, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024
-    ) as gateway:
+    async with running_gateway(lambda submit: answer, chat_template=TOOL_CHAT_TEMPLATE, max_model_len=1024) as gateway:
         found = await events(gateway, input="x", tools=TOOLS, include=LOGPROBS)
     [message] = [item for item in found[-1]["response"]["output"] if item["type"] == "message"]
     [content] = message["content"]

@@ -121,6 +121,14 @@ async def test_a_tenant_steps_back_and_never_ahead_of_its_own_priority() -> None
     assert [submit.priority for submit in gateway.scheduler.submits] == [3, 3, 7, -2, -1]
 
 
+async def test_the_scheduler_is_told_whose_a_request_is_and_its_weight() -> None:
+    keys = Keys(heavy=Tenant(weight=5), plain=Tenant())
+    async with gateway_with(keys) as gateway:
+        for name in ("heavy", "plain"):
+            await gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of(name))
+    assert [(one.tenant, one.weight) for one in gateway.scheduler.submits] == [("heavy", 5), ("plain", 1)]
+
+
 async def test_requests_over_the_limit_get_429_and_headers_count_down() -> None:
     keys = Keys(acme=Tenant(requests_per_minute=3), free=Tenant())
     async with gateway_with(keys) as gateway:

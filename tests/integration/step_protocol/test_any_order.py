@@ -244,6 +244,15 @@ def test_a_full_queue_refuses() -> None:
     assert sum((request, 0) in cluster.finished for request in requests) == 3
 
 
+def test_a_full_queue_takes_one_request_of_a_tenant_that_has_none_in_it() -> None:
+    cluster = StepCluster(max_num_seqs=1, settings=CoreSettings(max_num_batched_tokens=32, max_num_waiting=2))
+    crowd = [cluster.submit([1, 2], max_tokens=3, tenant="crowd") for _ in range(5)]
+    lone = [cluster.submit([1, 2], max_tokens=3, tenant="lone") for _ in range(2)]
+    cluster.run()
+    assert [request for request in (*crowd, *lone) if request in cluster.failed] == [*crowd[3:], lone[1]]
+    assert (lone[0], 0) in cluster.finished
+
+
 def test_a_lost_pool_costs_a_pause_and_no_token() -> None:
     cluster = StepCluster(num_blocks=40, max_num_seqs=4)
     prompts = [some_prompt(5 + 3 * first, first=first) for first in range(6)]

@@ -104,6 +104,8 @@ gateway_message = st.one_of(
         prompt_token_ids=ids,
         params=params,
         cache_salt=st.binary(max_size=9),
+        tenant=text,
+        weight=st.integers(1, 1000),
         resumed=few(st.builds(generation.ResumedChoice, choice_index=index, output_token_ids=ids)).map(tuple),
     ),
     st.builds(generation.Abort, request_no=index, choice_index=st.none() | index),

@@ -68,10 +68,10 @@ def test_the_command_makes_lists_and_revokes(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     entry = json.loads(made.stdout)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    again = run(app, ["keys", "create", "acme", "--max-concurrent", "2", *options])
+    again = run(app, ["keys", "create", "acme", "--max-concurrent", "2", "--weight", "4", *options])
     listed = json.loads(run(app, ["keys", "list", "--json", *options]).stdout)
     assert listed["tenants"]["acme"]["requests_per_minute"] == 9
-    assert listed["tenants"]["acme"]["max_concurrent"] == 2
+    assert (listed["tenants"]["acme"]["max_concurrent"], listed["tenants"]["acme"]["weight"]) == (2, 4)
     assert [key["id"] for key in listed["keys"]] == [entry["id"], digest(again.stdout.strip())[:12]]
     assert "9" in run(app, ["keys", "list", *options]).stdout
     assert run(app, ["keys", "revoke", entry["id"], *options]).exit_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.scheduler.policy import choose_less_urgent, choose_victim, has_prefill_backlog, share_budget
-from octavo.scheduler.queues import PLACES_PER_PRIORITY
+from octavo.scheduler.queues import TURNS_PER_PRIORITY
 from octavo.scheduler.sequence import Sequence
 from support.sequences import make_sequence
 
@@ -59,7 +59,7 @@ def test_one_long_prompt_is_no_backlog() -> None:
 
 
 def test_victim_is_of_the_lowest_priority_and_then_the_one_with_the_least_work_to_lose() -> None:
-    urgent, long, short = (make_sequence(arrival_no=number) for number in (1, 2, 3))
+    urgent, long, short = (make_sequence(turn=number) for number in (1, 2, 3))
     urgent.priority, long.priority, short.priority = -1, 2, 2
     urgent.num_computed_tokens, long.num_computed_tokens, short.num_computed_tokens = 5, 90, 40
     assert choose_victim([urgent, long, short]) is short
@@ -67,7 +67,7 @@ def test_victim_is_of_the_lowest_priority_and_then_the_one_with_the_least_work_t
 
 
 def test_a_victim_is_spared_until_it_has_made_progress_unless_there_is_nobody_else() -> None:
-    spared, other = make_sequence(arrival_no=2), make_sequence(arrival_no=1)
+    spared, other = make_sequence(turn=2), make_sequence(turn=1)
     spared.num_preemptions, spared.num_tokens_at_start = 1, len(spared.token_ids)
     other.num_computed_tokens = 50
     assert choose_victim([spared, other], min_progress=2) is other
@@ -77,12 +77,12 @@ def test_a_victim_is_spared_until_it_has_made_progress_unless_there_is_nobody_el
 
 
 def test_victim_is_of_the_request_that_came_last() -> None:
-    oldest, middle, last = (make_sequence(arrival_no=number) for number in (1, 2, 3))
+    oldest, middle, last = (make_sequence(turn=number) for number in (1, 2, 3))
     assert choose_victim([last, oldest, middle]) is last
 
 
 def test_of_choices_of_one_request_the_shortest_is_the_victim() -> None:
-    first, second = make_sequence(arrival_no=4), make_sequence(arrival_no=4)
+    first, second = make_sequence(turn=4), make_sequence(turn=4)
     first.token_ids.append(5)
     assert choose_victim([first, second]) is second
 
@@ -93,7 +93,7 @@ def test_nobody_runs_so_nobody_is_a_victim() -> None:
 
 
 def test_only_a_strictly_less_urgent_one_makes_way_and_the_least_urgent_first() -> None:
-    urgent, equal, less, least = (make_sequence(arrival_no=number) for number in (9, 1, 2, 3))
+    urgent, equal, less, least = (make_sequence(turn=number) for number in (9, 1, 2, 3))
     less.priority, least.priority = 1, 2
     assert choose_less_urgent([equal, less, least], urgent, min_progress=2) is least
     assert choose_less_urgent([equal, less], urgent, min_progress=2) is less
@@ -101,7 +101,7 @@ def test_only_a_strictly_less_urgent_one_makes_way_and_the_least_urgent_first() 
 
 
 def test_one_that_was_paused_makes_way_again_only_after_progress_even_if_there_is_nobody_else() -> None:
-    urgent, paused = make_sequence(arrival_no=2), make_sequence(arrival_no=1)
+    urgent, paused = make_sequence(turn=2), make_sequence(turn=1)
     paused.priority, paused.num_preemptions, paused.num_tokens_at_start = 1, 1, len(paused.token_ids)
     assert choose_less_urgent([paused], urgent, min_progress=2) is None
     paused.token_ids.extend([4, 4])
@@ -109,9 +109,9 @@ def test_one_that_was_paused_makes_way_again_only_after_progress_even_if_there_i
 
 
 def test_nobody_makes_way_for_one_that_is_behind_it_in_line_by_age() -> None:
-    old = make_sequence(arrival_no=1)
+    old = make_sequence(turn=1)
     old.priority = 2
-    last_before = make_sequence(arrival_no=2 * PLACES_PER_PRIORITY)
-    first_behind = make_sequence(arrival_no=2 * PLACES_PER_PRIORITY + 2)
+    last_before = make_sequence(turn=2 * TURNS_PER_PRIORITY)
+    first_behind = make_sequence(turn=2 * TURNS_PER_PRIORITY + 2)
     assert choose_less_urgent([old], last_before, min_progress=2) is old
     assert choose_less_urgent([old], first_behind, min_progress=2) is None

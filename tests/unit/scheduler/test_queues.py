@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from octavo.scheduler.queues import PLACES_PER_PRIORITY, Slots, WaitingQueue
+from octavo.scheduler.queues import TURNS_PER_PRIORITY, Slots, WaitingQueue
 from octavo.scheduler.sequence import SequenceState
 from support.sequences import make_sequence
 
 
 def test_oldest_request_is_next() -> None:
     queue = WaitingQueue()
-    third, first, second = (make_sequence(arrival_no=number) for number in (3, 1, 2))
+    third, first, second = (make_sequence(turn=number) for number in (3, 1, 2))
     for sequence in (third, first, second):
         queue.push(sequence)
     assert [queue.pop() for _ in range(3) if queue.peek()] == [first, second, third]
@@ -19,21 +19,21 @@ def test_oldest_request_is_next() -> None:
 def test_a_low_priority_waits_for_so_many_later_ones_and_no_more() -> None:
     """However many urgent ones keep coming."""
     queue = WaitingQueue()
-    patient = make_sequence(arrival_no=1)
+    patient = make_sequence(turn=1)
     patient.priority = 2
     queue.push(patient)
     num_served_before = 0
-    for number in range(2, 2 + 3 * PLACES_PER_PRIORITY):
-        queue.push(make_sequence(arrival_no=number))
+    for number in range(2, 2 + 3 * TURNS_PER_PRIORITY):
+        queue.push(make_sequence(turn=number))
         if queue.pop() is patient:
             break
         num_served_before += 1
-    assert num_served_before == 2 * PLACES_PER_PRIORITY - 1
+    assert num_served_before == 2 * TURNS_PER_PRIORITY - 1
 
 
 def test_preempted_sequence_comes_back_to_its_old_place() -> None:
     queue = WaitingQueue()
-    first, second = make_sequence(arrival_no=1), make_sequence(arrival_no=2)
+    first, second = make_sequence(turn=1), make_sequence(turn=2)
     queue.push(first)
     queue.push(second)
     assert queue.peek() is first
@@ -46,7 +46,7 @@ def test_preempted_sequence_comes_back_to_its_old_place() -> None:
 
 def test_sequence_that_ends_while_it_waits_is_passed_over() -> None:
     queue = WaitingQueue()
-    first, second, third = (make_sequence(arrival_no=number) for number in (1, 2, 3))
+    first, second, third = (make_sequence(turn=number) for number in (1, 2, 3))
     for sequence in (first, second, third):
         queue.push(sequence)
     queue.discard(first)
@@ -59,7 +59,7 @@ def test_sequence_that_ends_while_it_waits_is_passed_over() -> None:
 
 def test_choices_of_one_request_leave_in_the_order_in_which_they_were_made() -> None:
     queue = WaitingQueue()
-    first, second = make_sequence(arrival_no=1), make_sequence(arrival_no=1)
+    first, second = make_sequence(turn=1), make_sequence(turn=1)
     queue.push(second)
     queue.push(first)
     assert queue.peek() is first

@@ -45,6 +45,9 @@ def create(
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Prompt and output tokens together.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests that are open at once.")] = None,
     priority: Annotated[int | None, typer.Option(min=-1000, max=1000, help="Lower is served first.")] = None,
+    weight: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Its share beside tenants of equal priority; 1 by default.")
+    ] = None,
     operator: Annotated[
         bool | None, typer.Option("--operator/--no-operator", help="May see metrics and the KV cache of all tenants.")
     ] = None,
@@ -59,6 +62,7 @@ def create(
         "tokens_per_minute": tokens_per_minute,
         "max_concurrent": max_concurrent,
         "priority": priority,
+        "weight": weight,
         "operator": operator,
     }
     made: list[tuple[str, ApiKey]] = []
@@ -88,14 +92,18 @@ def list_keys(file: FileOption = None, redis: RedisOption = None, as_json: JsonO
         keys = [{"id": key.key_id, **key.model_dump(mode="json", exclude={"sha256"})} for key in book.keys]
         Console().print_json(data={"tenants": tenants, "keys": keys})
         return
-    table = Table("key", "tenant", "created", "requests/min", "tokens/min", "open", "priority", "operator", "note")
+    table = Table(
+        "key", "tenant", "created", "requests/min", "tokens/min", "open", "priority", "weight", "operator", "note"
+    )
     for key in book.keys:
         tenant = book.tenants[key.tenant]
         limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_concurrent)
         created = f"{key.created:%Y-%m-%d}" if key.created else ""
         shown = (str(limit) if limit else "no limit" for limit in limits)
         is_operator = "yes" if tenant.operator else ""
-        table.add_row(key.key_id, key.tenant, created, *shown, str(tenant.priority), is_operator, key.note)
+        table.add_row(
+            key.key_id, key.tenant, created, *shown, str(tenant.priority), str(tenant.weight), is_operator, key.note
+        )
     Console().print(table)
 
 

@@ -101,11 +101,20 @@ class StepCluster:
         """`branch` is (request_no, choice, number of tokens); the prompt goes on from there."""
         salt, keep_s = params.pop("cache_salt", b""), params.pop("keep_s", 0.0)
         parent, priority = params.pop("branch", None), params.pop("priority", 0)
+        whose = {name: params.pop(name) for name in ("tenant", "weight") if name in params}
         branch = BranchPoint(f"request-{parent[0]}", *parent[1:]) if parent else None
         request_no = next(self._request_nos)
         options = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
         submit = Submit(
-            request_no, f"request-{request_no}", tuple(prompt), options, salt, priority, branch=branch, keep_s=keep_s
+            request_no,
+            f"request-{request_no}",
+            tuple(prompt),
+            options,
+            salt,
+            priority,
+            branch=branch,
+            keep_s=keep_s,
+            **whose,
         )
         self.core.on_submit(GATEWAY, submit)
         self._advance()

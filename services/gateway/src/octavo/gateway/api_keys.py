@@ -39,6 +39,8 @@ class Tenant(_Part):
     """Requests that are answered at once."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """Of all its requests; lower is served first."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How many of its requests are begun for each one of a tenant of weight 1, where both wait at one priority."""
     operator: bool = False
     """May see what is of all tenants: metrics, the KV cache."""
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 import types
 from collections.abc import Awaitable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -109,7 +109,7 @@ class GenerationResponse(Response):
     async def _answer(self, send: Send, send_body: Send) -> None:
         job = self._job
         await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
-        prompts = [replace(prompt, priority=job.account.priority(prompt.priority)) for prompt in job.prompts]
+        prompts = [job.account.own(prompt) for prompt in job.prompts]
         generation = self._client.submit(
             job.request_id, prompts, job.cache_salt, job.seconds_left(), job.account.traceparent
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.types import Scope
 
@@ -11,6 +11,7 @@ from octavo.gateway import metrics
 from octavo.gateway.api_keys import Tenant
 from octavo.gateway.http_errors import RefusedError, report
 from octavo.gateway.rate_limits import Lease, Limiter, Standing
+from octavo.gateway.request_part import Prompt
 
 ANONYMOUS = ""
 """The tenant of all requests where there are no keys."""
@@ -33,9 +34,12 @@ class RequestAccount:
     _limiter: Limiter | None = None
     _lease: Lease | None = None
 
-    def priority(self, asked_for: int) -> int:
-        """Of a request with this `priority`: with keys, a client can only step back."""
-        return asked_for if self.tenant_name == ANONYMOUS else self.tenant.priority + max(0, asked_for)
+    def own(self, prompt: Prompt) -> Prompt:
+        """The prompt as the tenant's: with keys, a client can only step back from the tenant's priority."""
+        if self.tenant_name == ANONYMOUS:
+            return prompt
+        priority = self.tenant.priority + max(0, prompt.priority)
+        return replace(prompt, priority=priority, tenant=self.tenant_name, weight=self.tenant.weight)
 
     async def enter(self, limiter: Limiter) -> None:
         """Count the request. Raises RefusedError if the tenant's limits do not let it in."""

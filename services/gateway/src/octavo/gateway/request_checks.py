@@ -258,7 +258,14 @@ def complete_prompt(token_ids: list[int], param: str, options: CheckedOptions, m
         raise FieldError("min_tokens", message, "invalid_value")
     params = replace(params, max_tokens=max_tokens, seed=seed)
     num_cut = num_given - len(token_ids)
-    return Prompt(tuple(token_ids), params, options.branch, options.keep_s, options.priority, num_cut)
+    return Prompt(
+        tuple(token_ids),
+        params,
+        options.branch,
+        keep_s=options.keep_s,
+        priority=options.priority,
+        num_cut_tokens=num_cut,
+    )
 
 
 def _truncated(token_ids: list[int], options: CheckedOptions, model: ModelInfo) -> list[int]:

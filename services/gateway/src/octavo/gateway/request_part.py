@@ -34,6 +34,9 @@ class Prompt:
     """Seconds for which the choices can be branched from after their end."""
     priority: int = 0
     """Lower is served first, and preempted last."""
+    tenant: str = ""
+    weight: int = 1
+    """Of the tenant, beside others of equal priority."""
     num_cut_tokens: int = 0
     """Tokens before `token_ids` that the request let go of."""
 
@@ -105,6 +108,8 @@ class Part:
             keep_s=prompt.keep_s,
             resumed=() if begins else resumed,
             traceparent=self.generation.traceparent,
+            tenant=prompt.tenant,
+            weight=prompt.weight,
         )
 
     def start(self, started: RequestStarted) -> bool:

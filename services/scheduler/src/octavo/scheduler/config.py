@@ -38,7 +38,7 @@ class SchedulerConfig(ServiceConfig):
     """Prompt and output tokens of one sequence. Unset: what the model and the block pool can hold."""
 
     max_num_waiting: int = Field(default=4096, ge=1)
-    """Requests that may wait; more are refused with QUEUE_FULL."""
+    """Requests that may wait; more are refused with QUEUE_FULL, but for one of a tenant that has none waiting."""
 
     max_num_choices: int = Field(default=1024, ge=1)
     """Largest `n` of a request."""

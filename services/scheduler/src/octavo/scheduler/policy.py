@@ -35,7 +35,7 @@ def has_prefill_backlog(num_tokens_left: Iterable[int], budget: int) -> bool:
 
 
 def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequence | None:
-    """The sequence to preempt: of the lowest priority, then the one with the least work to lose, then the newest.
+    """The sequence to preempt: of the lowest priority, then the one with the least work to lose, then the last in turn.
 
     One that was preempted before is spared until it has sampled `min_progress` tokens since, unless all are such. So
     the sequence with the most work goes on until another has made progress, and somebody always does.
@@ -69,7 +69,7 @@ def _least_to_lose(candidates: Iterable[Sequence]) -> Sequence | None:
         key=lambda sequence: (
             sequence.priority,
             -sequence.num_computed_tokens,
-            sequence.arrival_no,
+            sequence.turn,
             -len(sequence.token_ids),
         ),
         default=None,

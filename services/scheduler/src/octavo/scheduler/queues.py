@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from octavo.scheduler.sequence import Sequence, SequenceState
+from octavo.scheduler.turns import Turns
 
-PLACES_PER_PRIORITY = 1000
-"""Places in line that one level of priority is worth. So nobody waits for more than so many later ones a level."""
+TURNS_PER_PRIORITY = 1000
+"""Turns that one level of priority is worth. So nobody waits for more than so many later ones a level and tenant, times
+the tenant's weight."""
 
 
-def place_in_line(sequence: Sequence) -> tuple[int, int]:
+def place_in_line(sequence: Sequence) -> tuple[float, int]:
     """The lowest goes first."""
-    return sequence.arrival_no + PLACES_PER_PRIORITY * sequence.priority, sequence.sequence_id
+    return sequence.turn + TURNS_PER_PRIORITY * sequence.priority, sequence.sequence_id
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those that wait at one priority, not all of them: some that have ended are still in it."""
+
+    served: float
+    """The highest turn that was served of it, or of any line before it was there."""
+    heap: list[tuple[float, int, Sequence]] = field(default_factory=list)
 
 
 class WaitingQueue:
-    """Sequences without blocks: by priority and age of their request. A preempted one comes back to its old place.
+    """Sequences without blocks: by priority and turn of their request. A preempted one comes back to its old place.
 
     Some are parked: each waits for its leader, a running sequence that computes its next block. They are not in line
     until `wake` or `expire` brings them back.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self._lines: dict[int, _Line] = {}
+        """By priority; none is empty for longer than until the next look at it."""
+        self._turns = Turns()
+        self._served = 0.0
+        """The highest turn that was served."""
         self._num_waiting = 0
+        self._num_of_tenant: Counter[str] = Counter()
+        """Those that wait, by tenant; none of them is 0."""
         self._followers: dict[int, dict[int, Sequence]] = {}
         """leader |-> its followers, by id."""
         self._first_deadline = math.inf
@@ -40,27 +59,42 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that wait, in no particular order."""
-        for *_, sequence in self._heap:
-            if sequence.state is SequenceState.WAITING:
-                yield sequence
+        for line in self._lines.values():
+            for *_, sequence in line.heap:
+                if sequence.state is SequenceState.WAITING:
+                    yield sequence
         for followers in self._followers.values():
             yield from followers.values()
+
+    def has_any_of(self, tenant: str) -> bool:
+        """Whether something of the tenant waits."""
+        return tenant in self._num_of_tenant
+
+    def take_turn(self, tenant: str, weight: int, priority: int) -> float:
+        """The turn of a request that arrives: behind those of its tenant, in fairness beside those of others."""
+        line = self._lines.get(priority)
+        served = self._served if line is None or _head(line) is None else line.served
+        return self._turns.take(tenant, weight, served)
 
     def push(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
         self._enqueue(sequence)
-        self._num_waiting += 1
+        self._count(sequence, 1)
 
     def peek(self) -> Sequence | None:
         """The next in line."""
-        while self._heap and self._heap[0][2].state is not SequenceState.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        line = self._first_line()
+        return line.heap[0][2] if line else None
 
     def pop(self) -> Sequence:
         """Take the next in line, which `peek` has shown."""
-        self._num_waiting -= 1
-        return heapq.heappop(self._heap)[2]
+        line = self._first_line()
+        assert line is not None, "nothing waits in line"
+        sequence = heapq.heappop(line.heap)[2]
+        line.served = max(line.served, sequence.turn)
+        self._served = max(self._served, sequence.turn)
+        self._count(sequence, -1)
+        return sequence
 
     def park(self, sequence: Sequence, leader: Sequence, deadline: float) -> None:
         """The sequence waits for the leader until `deadline`, and lends it its priority."""
@@ -69,7 +103,7 @@ class WaitingQueue:
         sequence.flight_deadline = deadline
         leader.priority = min(leader.priority, sequence.priority)
         self._followers.setdefault(leader.sequence_id, {})[sequence.sequence_id] = sequence
-        self._num_waiting += 1
+        self._count(sequence, 1)
         self._first_deadline = min(self._first_deadline, deadline)
 
     def wake(self, leader_id: int) -> None:
@@ -99,11 +133,29 @@ class WaitingQueue:
         """The sequence ends while it waits."""
         self._unpark(sequence)
         sequence.state = SequenceState.FINISHED
-        self._num_waiting -= 1
+        self._count(sequence, -1)
+
+    def _count(self, sequence: Sequence, change: int) -> None:
+        tenant = sequence.request.tenant
+        self._num_waiting += change
+        self._num_of_tenant[tenant] += change
+        if not self._num_of_tenant[tenant]:
+            del self._num_of_tenant[tenant]
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.leader_id = 0
-        heapq.heappush(self._heap, (*place_in_line(sequence), sequence))
+        line = self._lines.setdefault(sequence.priority, _Line(self._served))
+        heapq.heappush(line.heap, (*place_in_line(sequence), sequence))
+
+    def _first_line(self) -> _Line | None:
+        """The line whose head goes first."""
+        first: _Line | None = None
+        for priority, line in list(self._lines.items()):
+            if _head(line) is None:
+                del self._lines[priority]
+            elif first is None or line.heap[0] < first.heap[0]:
+                first = line
+        return first
 
     def _unpark(self, sequence: Sequence) -> None:
         followers = self._followers.get(sequence.leader_id)
@@ -112,6 +164,14 @@ class WaitingQueue:
         del followers[sequence.sequence_id]
         if not followers:
             del self._followers[sequence.leader_id]
+
+
+def _head(line: _Line) -> Sequence | None:
+    """The first that waits in it."""
+    heap = line.heap
+    while heap and heap[0][2].state is not SequenceState.WAITING:
+        heapq.heappop(heap)
+    return heap[0][2] if heap else None
 
 
 class Slots:

@@ -45,7 +45,6 @@ class Requests:
         """By gateway and number."""
         self._batches: dict[int, TokenBatch] = {}
         self._sequence_ids = itertools.count(1)
-        self._arrivals = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -69,8 +68,9 @@ class Requests:
         """
         if self.model is None:
             raise NotReadyError("no worker has loaded a model yet")
-        if (num_waiting := len(self._places.waiting)) >= self._settings.max_num_waiting:
-            raise QueueFullError(f"{num_waiting} sequences wait; try again later")
+        waiting = self._places.waiting
+        if len(waiting) >= self._settings.max_num_waiting and waiting.has_any_of(submit.tenant):
+            raise QueueFullError(f"{len(waiting)} sequences wait; try again later")
         shared = None
         if submit.branch is not None:
             shared = find_shared_tokens(submit.cache_salt, submit.branch, self, self._places.kept)
@@ -88,7 +88,7 @@ class Requests:
         assert self.model is not None
         request = self._new_request(gateway_id, submit, len(prompt))
         request.num_shared_tokens = len(prompt) - len(submit.prompt_token_ids)
-        leader = self.new_sequence(request, 0, next(self._arrivals), prompt)
+        leader = self.new_sequence(request, 0, self._take_turn(submit), prompt)
         request.live = dict.fromkeys(range(submit.params.n))
         request.leader = leader
         if submit.params.beam_width:
@@ -103,11 +103,9 @@ class Requests:
         request = self._new_request(gateway_id, submit, len(submit.prompt_token_ids))
         request.has_fanned_out = True
         request.num_told_prompt_tokens = request.num_prompt_tokens
-        arrival_no = next(self._arrivals)
+        turn = self._take_turn(submit)
         sequences = [
-            self.new_sequence(
-                request, choice.choice_index, arrival_no, [*submit.prompt_token_ids, *choice.output_token_ids]
-            )
+            self.new_sequence(request, choice.choice_index, turn, [*submit.prompt_token_ids, *choice.output_token_ids])
             for choice in submit.resumed
         ]
         request.live = {sequence.choice_index: sequence for sequence in sequences}
@@ -124,6 +122,7 @@ class Requests:
             num_prompt_tokens=num_prompt_tokens,
             salt=submit.cache_salt,
             priority=submit.priority,
+            tenant=submit.tenant,
             keep_s=submit.keep_s,
             traceparent=submit.traceparent,
             has_fanned_out=submit.params.n == 1,
@@ -133,8 +132,11 @@ class Requests:
         self._stats.num_prompt_tokens += num_prompt_tokens
         return request
 
-    def new_sequence(self, request: Request, choice_index: int, arrival_no: int, token_ids: list[int]) -> Sequence:
-        sequence = Sequence(next(self._sequence_ids), request, choice_index, arrival_no, token_ids)
+    def _take_turn(self, submit: Submit) -> float:
+        return self._places.waiting.take_turn(submit.tenant, submit.weight, submit.priority)
+
+    def new_sequence(self, request: Request, choice_index: int, turn: float, token_ids: list[int]) -> Sequence:
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, turn, token_ids)
         rules = request.params.rules
         sequence.is_host_fed = rules is not None and bool(rules.grammar)
         self._log.arrived(sequence)
@@ -200,7 +202,7 @@ class Requests:
         for token in tokens:
             batch.add(token.request_no, token.choice_index, token.token_id, token.logprobs)
         token_ids = request.leader.token_ids[: request.num_prompt_tokens]
-        sequence = self.new_sequence(request, choice_index, request.leader.arrival_no, token_ids)
+        sequence = self.new_sequence(request, choice_index, request.leader.turn, token_ids)
         sequence.token_ids.extend([token.token_id for token in tokens])
         sequence.state = SequenceState.FINISHED
         self._log.token_came(sequence)

@@ -52,6 +52,8 @@ class Request:
     """Leading prompt tokens whose log-probabilities the gateway has, if it wants any; the first has none."""
     beams: Beams | None = None
     """Set for a beam search. Its sequences are there, and no choice has one."""
+    tenant: str = ""
+    """Whose it is, as the gateway knows it."""
     keep_s: float = 0.0
     """Seconds for which choices can be branched from after their end."""
     traceparent: str = ""
@@ -120,7 +122,8 @@ class Sequence:
     sequence_id: int
     request: Request
     choice_index: int
-    arrival_no: int
+    turn: float
+    """The request's, in fairness beside other tenants' (`turns.py`)."""
     _token_ids: list[int]
     state: SequenceState = SequenceState.WAITING
     is_aborted: bool = False

@@ -23,6 +23,8 @@ def check_submit(submit: Submit, num_shared_tokens: int, model: ModelInfo, max_n
         raise TokenOutOfRangeError(f"prompt token {place} is {prompt[place]}; ids end at {model.vocab_size - 1}")
     if not 1 <= params.n <= max_num_choices:
         raise InvalidRequestError(f"n is {params.n}; 1 to {max_num_choices} are served")
+    if submit.weight < 1:
+        raise InvalidRequestError("weight is below 1")
     if params.max_tokens < 1:
         raise InvalidRequestError("max_tokens is below 1")
     if num_prompt_tokens + params.max_tokens > model.max_model_len:

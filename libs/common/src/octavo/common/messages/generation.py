@@ -90,6 +90,10 @@ class Submit:
     """W3C trace context of the request; empty if it is not traced."""
     resumed: tuple[ResumedChoice, ...] = ()
     """Choices that have tokens and have not ended; all others have ended. Empty for a request that begins."""
+    tenant: str = ""
+    """Tenants of equal priority take turns, each for the first of its requests that wait."""
+    weight: int = 1
+    """At least 1: turns that the tenant has for each one of a tenant of weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
