@@ -7,7 +7,7 @@ stream, over a Unix socket) and its clients (chats with stop strings). A step go
 before the last, so each token is an event and a write of its own; a row `behind` lets more steps wait. The bare server
 gets the same steps, holds its texts ready, and encodes the same chunks with orjson; `free`, it does not even wait for
 steps. Rates are tokens per second of the server's CPU, which is what one core can do. Last, steps are paced and long
-prompts come in: the gaps between the tokens of a stream tell whether they stall it.
+prompts come in, or long texts to tokenize and back: the gaps between the tokens of a stream tell whether they stall it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ BEHIND = 16
 GAP_STREAMS, STEP_S = 64, 0.01
 """Streams, and time between two steps, while prompts come in."""
 PROMPT_TOKENS = 30_000
+TEXT_TOKENS = 120_000
+"""Of a text that is tokenized, or of ids that become one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,10 @@ class Server:
     def cpu_s(self) -> float:
         return time.clock_gettime((~self.process.pid << 3) | 2)  # Linux's clock of another process's CPU time
 
-    async def open(self, body: dict[str, Any], counts: Counts, feed: Feed | None = None) -> StreamClient:
-        client = StreamClient(self.path, body, counts, feed)
+    async def open(
+        self, body: dict[str, Any], counts: Counts, feed: Feed | None = None, path: str = ""
+    ) -> StreamClient:
+        client = StreamClient(path or self.path, body, counts, feed)
         await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", self.port)
         return client
 
@@ -115,30 +119,54 @@ async def measure_rate(server: Server, num_streams: int, seconds: float, lead: i
     return Rate(1e6 * cpu_s / tokens, tokens / seconds, tokens / writes)
 
 
-async def measure_gaps(gateway: Server, seconds: float, prompts_per_s: float, words: Sequence[str]) -> dict[str, float]:
-    """Gaps between the tokens of a stream while long prompts come in, in ms, and how many of these were answered."""
+Disturbance = Callable[[], tuple[str, dict[str, Any]]]
+"""Makes requests that take the gateway long: path and body."""
+
+
+def disturbances(words: dict[int, str]) -> dict[str, Disturbance]:
+    """By what they ask for."""
+    draw, texts, ids = random.Random(1), list(words.values()), list(words)
+
+    def text(num_tokens: int) -> str:
+        return "".join(draw.choices(texts, k=num_tokens))
+
+    return {
+        f"prompts of {PROMPT_TOKENS} tokens": lambda: (CHAT, chat(text(PROMPT_TOKENS), 1)),
+        f"texts of {TEXT_TOKENS} tokens to tokenize": lambda: (
+            "/tokenize",
+            {"prompt": text(TEXT_TOKENS), "return_token_strs": True},
+        ),
+        f"lists of {TEXT_TOKENS} ids to detokenize": lambda: (
+            "/detokenize",
+            {"tokens": draw.choices(ids, k=TEXT_TOKENS)},
+        ),
+    }
+
+
+async def measure_gaps(gateway: Server, seconds: float, per_s: float, disturbance: Disturbance) -> dict[str, float]:
+    """Gaps between the tokens of a stream while other requests come in, in ms, and how many of these were answered."""
     scheduler, counts, loop = gateway.feed, Counts(), asyncio.get_running_loop()
     assert isinstance(scheduler, ScriptedScheduler)
-    scheduler.prompt_lengths.clear()
-    draw, prompts = random.Random(1), []
+    others = []
     async with gateway.streams(GAP_STREAMS, counts):
         next_step_s = loop.time()
         end_s = next_step_s + seconds
-        next_prompt_s = next_step_s if prompts_per_s else end_s
+        next_other_s = next_step_s if per_s else end_s
         while (now_s := loop.time()) < end_s:
             if now_s >= next_step_s:
                 scheduler.step()
                 next_step_s += STEP_S
-            if now_s >= next_prompt_s:
-                content = "".join(draw.choices(words, k=PROMPT_TOKENS))
-                prompts.append(await gateway.open(chat(content, 1), Counts()))
-                next_prompt_s += 1 / prompts_per_s
-            await asyncio.sleep(max(0.0, min(next_step_s, next_prompt_s) - loop.time()))
-        for prompt in prompts:
-            prompt.transport.abort()
+            if now_s >= next_other_s:
+                path, body = disturbance()
+                others.append(await gateway.open(body, Counts(), path=path))
+                next_other_s += 1 / per_s
+            await asyncio.sleep(max(0.0, min(next_step_s, next_other_s) - loop.time()))
+        num_answered = sum(other.begun.done() for other in others)
+        for other in others:
+            other.transport.abort()
     gaps_ms = sorted(1e3 * gap_s for gap_s in counts.gaps_s)
     quantiles = {f"p{100 * q:g}_ms": gaps_ms[int(q * (len(gaps_ms) - 1))] for q in (0.5, 0.99, 1.0)}
-    return {"prompts": sum(length >= PROMPT_TOKENS for length in scheduler.prompt_lengths), **quantiles}
+    return {"answered": num_answered, **quantiles}
 
 
 @contextlib.asynccontextmanager
@@ -226,14 +254,15 @@ async def measure(arguments: argparse.Namespace, console: Console) -> dict[str, 
             )
             figures["rates"][label] = {"gateway": asdict(ours), "bare": asdict(fed), "free": asdict(unfed)}
         console.print(table)
-        for prompts_per_s in (0.0, arguments.prompts_per_s):
-            gaps = await measure_gaps(gateway, arguments.gap_seconds, prompts_per_s, list(words.values()))
-            figures["gaps"][f"{prompts_per_s:g} prompts/s"] = gaps
-            console.print(
-                f"{prompts_per_s:g} prompts of {PROMPT_TOKENS} tokens a second ({gaps['prompts']} answered): gaps of "
-                f"{GAP_STREAMS} streams at steps of {1e3 * STEP_S:g} ms are p50 {gaps['p50_ms']:.1f}, "
-                f"p99 {gaps['p99_ms']:.1f}, at most {gaps['p100_ms']:.1f} ms"
-            )
+        for name, disturbance in disturbances(words).items():
+            for per_s in (0.0, arguments.others_per_s):
+                gaps = await measure_gaps(gateway, arguments.gap_seconds, per_s, disturbance)
+                figures["gaps"][f"{per_s:g} {name} a second"] = gaps
+                console.print(
+                    f"{per_s:g} {name} a second ({gaps['answered']} answered): gaps of {GAP_STREAMS} streams at steps "
+                    f"of {1e3 * STEP_S:g} ms are p50 {gaps['p50_ms']:.1f}, p99 {gaps['p99_ms']:.1f}, "
+                    f"at most {gaps['p100_ms']:.1f} ms"
+                )
     return figures
 
 
@@ -245,7 +274,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=2, help="measurements of each kind, in turn")
     parser.add_argument("--gap-seconds", type=float, default=5.0, help="length of a measurement of gaps")
-    parser.add_argument("--prompts-per-s", type=float, default=4.0, help="long prompts that come in")
+    parser.add_argument("--others-per-s", type=float, default=4.0, help="long prompts or texts that come in meanwhile")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - FIRST_CORE)

@@ -100,8 +100,6 @@ class ScriptedScheduler(Feed):
         self._link: Link[SchedulerMessage, GatewayMessage] | None = None
         self._running: dict[int, Iterator[int]] = {}
         self.is_connected = asyncio.Event()
-        self.prompt_lengths: list[int] = []
-        """Of the requests for one token."""
 
     def accept(self, link: Link[SchedulerMessage, GatewayMessage]) -> None:
         self._link = link
@@ -125,7 +123,6 @@ class ScriptedScheduler(Feed):
             request_no = message.request_no
             started = RequestStarted(request_no, 0, len(message.prompt_token_ids))
             if message.params.max_tokens == 1:
-                self.prompt_lengths.append(len(message.prompt_token_ids))
                 end = ChoiceFinished(request_no, 0, FinishReason.LENGTH)
                 self._link.send(TokenBatch([started], [request_no], [0], [self._ids[0]], finished=[end]))
                 return

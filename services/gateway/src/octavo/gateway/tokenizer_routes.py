@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
 
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
+from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, json_object, validated
-from octavo.gateway.openapi import body_of
+from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_checks import served_model
 from octavo.gateway.request_context import read_body
 from octavo.gateway.token_ids import check_token_ids
@@ -18,21 +24,21 @@ from octavo.gateway.tokenizer_schema import DetokenizeAnswer, DetokenizeRequest,
 from octavo.gateway.worker_groups import WorkerGroups
 
 MAX_DETOKENIZED = 131_072
+_SLICE = 4096
+"""Tokens that are written at once: about 1 ms, with their texts."""
 
 
 def router(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenizer, chats: ChatPreparation) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
-    async def tokenize(request: Request) -> TokenizeAnswer:
+    @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=answers(TokenizeAnswer))
+    async def tokenize(request: Request) -> Response:
         body = validated(TokenizeRequest, json_object(await read_body(request, config.max_body_bytes)))
         model = served_model(client, body.model)
         token_ids = await _encode(body, tokenizer, chats)
-        names = [tokenizer.pieces.name(token_id) for token_id in token_ids] if body.return_token_strs else None
-        return TokenizeAnswer(
-            count=len(token_ids), max_model_len=model.max_model_len, tokens=token_ids, token_strs=names
-        )
+        pieces = tokenizer.pieces if body.return_token_strs else None
+        return StreamingResponse(_written(token_ids, model.max_model_len, pieces), media_type="application/json")
 
     @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> DetokenizeAnswer:
@@ -42,6 +48,23 @@ def router(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelTokenize
         return DetokenizeAnswer(prompt=await tokenizer.decode(body.tokens))
 
     return routes
+
+
+async def _written(token_ids: Sequence[int], max_model_len: int, pieces: TokenPieces | None) -> AsyncIterator[bytes]:
+    """A TokenizeAnswer in slices, so that streams go on meanwhile; with the tokens' texts if there are pieces."""
+    slices = [token_ids[start : start + _SLICE] for start in range(0, len(token_ids), _SLICE)]
+    yield b'{"count":%d,"max_model_len":%d,"tokens":[' % (len(token_ids), max_model_len)
+    for index, ids in enumerate(slices):
+        yield b"," * bool(index) + orjson.dumps(ids)[1:-1]
+        await asyncio.sleep(0)
+    if pieces is None:
+        yield b'],"token_strs":null}'
+        return
+    yield b'],"token_strs":['
+    for index, ids in enumerate(slices):
+        yield b"," * bool(index) + orjson.dumps([pieces.name(token_id) for token_id in ids])[1:-1]
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 async def _encode(body: TokenizeRequest, tokenizer: ModelTokenizer, chats: ChatPreparation) -> list[int]:
