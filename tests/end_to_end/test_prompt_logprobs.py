@@ -65,6 +65,22 @@ async def test_echo_lists_every_prompt_token_whatever_is_cached(
         assert answer.usage.completion_tokens == max_tokens
 
 
+async def test_scoring_without_a_length_generates_the_default(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    for given in ({}, {"max_tokens": None}):
+        answer: Any = await client.completions.create(
+            model=SERVED_NAME,
+            prompt=prompt_of(20),
+            temperature=0.0,
+            echo=True,
+            logprobs=1,
+            extra_body={"ignore_eos": True, **given},
+        )
+        [choice] = answer.choices
+        assert (answer.usage.completion_tokens, choice.finish_reason) == (16, "length")
+        assert choice.logprobs.token_logprobs[0] is None
+        assert len(choice.logprobs.token_logprobs) == 36
+
+
 async def test_prompt_log_probabilities_have_ranks_and_stand_beside_each_choice(
     cluster: Cluster, client: openai.AsyncOpenAI, tiny_llama: TinyModel
 ) -> None:

@@ -51,7 +51,8 @@ def cluster(request: pytest.FixtureRequest, tiny_model: PreparedModel) -> Iterat
 
 
 async def complete(client: openai.AsyncOpenAI, prompt: Any = "Count", **options: Any) -> Any:
-    known = {name: options.pop(name) for name in ("n", "seed", "temperature", "max_tokens", "stop") if name in options}
+    names = ("n", "best_of", "seed", "temperature", "max_tokens", "stop", "logprobs")
+    known = {name: options.pop(name) for name in names if name in options}
     return await client.completions.create(
         model=SERVED_NAME, prompt=prompt, extra_body=options, **{"max_tokens": 100, "temperature": 1.0, **known}
     )
@@ -97,6 +98,22 @@ async def test_text_is_of_the_form(
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
         assert re.fullmatch(pattern, choice.text), choice.text
+
+
+async def test_the_best_of_several_and_a_branch_are_of_the_form(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    pattern = "[a-c]{3,5}-[0-9]{2}"
+    best = await complete(client, n=2, best_of=5, seed=1, logprobs=2, guided_regex=pattern, keep=30)
+    for choice in best.choices:
+        assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
+        assert len(choice.logprobs.token_logprobs) == len(choice.logprobs.tokens)
+    assert best.usage.completion_tokens > sum(len(choice.logprobs.tokens) for choice in best.choices)
+    branch = {"id": best.id, "choice": 0}
+    for more in ("", "then"):
+        answer = await complete(client, more, branch=branch, n=2, seed=2, guided_choice=["the fox", "zebra"])
+        assert {choice.text for choice in answer.choices} <= {"the fox", "zebra"}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(client, use_beam_search=True, n=2, temperature=0.0, guided_regex=pattern)
+    assert refused.value.param == "use_beam_search"
 
 
 async def test_text_that_is_cut_off_is_the_beginning_of_one(cluster: Cluster, client: openai.AsyncOpenAI) -> None:

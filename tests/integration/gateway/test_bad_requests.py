@@ -93,6 +93,31 @@ async def test_body_that_is_no_json_gets_an_error_that_is(gateway: RunningGatewa
     await gateway.complete(prompt="x")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "temperature",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "length_penalty",
+        "timeout",
+        "keep",
+    ],
+)
+async def test_number_that_is_none_is_refused_in_any_spelling(gateway: RunningGateway, option: str) -> None:
+    for value in (b"NaN", b"Infinity", b"-Infinity", b"1e309"):
+        response = await gateway.http.post(COMPLETIONS, content=b'{"prompt": "x", "%s": %s}' % (option.encode(), value))
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    assert (await refused(gateway, COMPLETIONS, prompt="x", **{option: "nan"}))["param"] == option
+    response = await gateway.http.post(COMPLETIONS, content=b'{"prompt": "x", "logit_bias": {"5": NaN}}')
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    await gateway.complete(prompt="x")
+
+
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
 async def test_empty_stop_text_is_refused(gateway: RunningGateway, stop: Any) -> None:
     assert (await refused(gateway, COMPLETIONS, prompt="x", stop=stop))["param"].startswith("stop")

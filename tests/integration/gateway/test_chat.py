@@ -119,6 +119,41 @@ async def test_stream_says_the_same_as_the_whole_answer() -> None:
         assert data.decode() == entry["delta"].get("content", "")
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [([" 4 5 6 7"], ""), (" 6", " 4 5"), ([" 4 5 9"], " 4 5 6 7 8"), ([" 5 6 7", " 5 6", " 5"], " 4")],
+)
+async def test_stop_text_is_cut_exactly(stop: Any, text: str) -> None:
+    async with running_gateway(says(" 4 5 6 7 8")) as gateway:
+        chunks = await gateway.chunks(CHAT, messages=MESSAGES, stop=stop)
+        [choice] = (await gateway.post(CHAT, messages=MESSAGES, stop=stop)).json()["choices"]
+    deltas = [c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"]]
+    assert ("".join(deltas), choice["message"]["content"]) == (text, text)
+    assert (chunks[-1]["choices"][0]["finish_reason"], choice["finish_reason"]) == ("stop", "stop")
+
+
+async def test_counts_of_all_choices_come_in_a_chunk_of_their_own() -> None:
+    async with running_gateway(says("the fox jumps over")) as gateway:
+        body = {"messages": MESSAGES, "n": 2, "max_tokens": 3}
+        chunks = await gateway.chunks(CHAT, **body, stream_options={"include_usage": True})
+        without = await gateway.chunks(CHAT, **body)
+        refused = await gateway.post(CHAT, **body, stream_options={"include_usage": True})
+    usage = {"prompt_tokens": NUM_PROMPT_TOKENS, "completion_tokens": 6, "total_tokens": NUM_PROMPT_TOKENS + 6}
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks[:-1])
+    assert all("usage" not in chunk and chunk["choices"] for chunk in without)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream_options")
+
+
+async def test_messages_that_render_to_nothing_are_refused() -> None:
+    async with running_gateway(says("x"), chat_template="{{ messages[0].content }}") as gateway:
+        empty = await gateway.post(CHAT, messages=[{"role": "user", "content": ""}])
+        other = await gateway.post(CHAT, messages=[{"role": "user", "content": "x"}])
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "messages")
+    assert other.status_code == 200
+
+
 async def test_log_probabilities_have_the_published_shape() -> None:
     async with running_gateway(says(" the")) as gateway:
         answer = await gateway.openai.chat.completions.create(

@@ -112,8 +112,26 @@ def nested(depth: int) -> dict[str, Any]:
     ids=["refers to itself", "nested", "long", "wide"],
 )
 async def test_hostile_schema_is_refused_by_name(gateway: RunningGateway, schema: dict[str, Any]) -> None:
-    """val-c1b."""
     assert (await refused(gateway, guided_json=schema))["param"] == "guided_json"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_regex": "(x|y)*y(x|y){16}"},
+        {"guided_regex": "(.*a){20}"},
+        {"guided_json": {"type": "array", "items": {"type": "integer"}, "minItems": 2**62, "maxItems": 2**63}},
+    ],
+    ids=["doubles with each step", "many ways", "many items"],
+)
+async def test_form_that_explodes_when_it_is_made_whole_is_answered_in_time(
+    gateway: RunningGateway, form: dict[str, Any]
+) -> None:
+    """Refused, or served by an automaton that is made as it is needed."""
+    began = time.monotonic()
+    response = await gateway.post(COMPLETIONS, prompt="x", **form)
+    assert response.status_code in (200, 400), response.text
+    assert time.monotonic() - began < 5.0  # two seconds and what other work on the machine takes
 
 
 async def test_pattern_that_takes_seconds_is_refused_and_holds_up_nobody(folder: Path) -> None:
