@@ -7,8 +7,8 @@ import contextlib
 import random
 import time
 from array import array
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,7 +16,10 @@ import grpc
 import orjson
 
 from octavo.common.codecs.arrays import pack_float64, pack_int32, pack_int64
+from octavo.common.links import Address
 from octavo.common.messages.kv import Admission, Arrival, KvReply, KvRequest, OpenPool, Publication, Release, Verdict
+from octavo.common.registry import Member
+from octavo.common.roles import Role
 from octavo.kvmanager.pool import Pool, PoolSettings
 from octavo.kvmanager.servicer import KvManagerServicer
 from octavo.kvmanager.stats import KvStats
@@ -39,11 +42,12 @@ class LivelyPool:
     prompt_blocks: int
     shared_blocks: int
     seed: int = 7
+    pool_id: str = "default"
     lengths: dict[int, int] = field(default_factory=dict)
     """Live sequence |-> tokens of its prompt."""
 
     def __post_init__(self) -> None:
-        opening = OpenPool("default", 1, 1, self.num_blocks, BLOCK_SIZE, self.num_blocks // 4)
+        opening = OpenPool(self.pool_id, 1, 1, self.num_blocks, BLOCK_SIZE, self.num_blocks // 4)
         self.pool = Pool(opening, PoolSettings(), KvStats())
         self.pool.blocks.events.life = 0x5EED
         self._rng = random.Random(self.seed)
@@ -61,7 +65,7 @@ class LivelyPool:
         return [self.pool]
 
     def find_pool(self, pool_id: str) -> Pool | None:
-        return self.pool if pool_id in ("", "default") else None
+        return self.pool if pool_id in ("", self.pool_id) else None
 
     def send(self, **fields: Any) -> KvReply:
         self._message_no += 1
@@ -243,3 +247,21 @@ async def lively_services(folder: Path, pool: LivelyPool, tick_s: float = 0.1) -
         living.cancel()
         for server in started:
             await server.stop(0.1)
+
+
+@contextlib.asynccontextmanager
+async def lively_groups(
+    folder: Path, pools: Sequence[LivelyPool], tick_s: float = 0.1
+) -> AsyncIterator[tuple[dict[str, LivelyServices], str]]:
+    """Services of several pools, and the address of a registry that names them."""
+    async with contextlib.AsyncExitStack() as stack:
+        groups, members = {}, []
+        for pool in pools:
+            (folder / pool.pool_id).mkdir()
+            services = lively_services(folder / pool.pool_id, pool, tick_s)
+            groups[pool.pool_id] = await stack.enter_async_context(services)
+            for role in (Role.SCHEDULER, Role.KVMANAGER):
+                address = str(Address.of_grpc_target(groups[pool.pool_id].targets[f"{role}_admin"]))
+                members.append(asdict(Member(f"{role}-{pool.pool_id}", role, pool.pool_id, address, address)))
+        (folder / "members.json").write_bytes(orjson.dumps(members))
+        yield groups, f"file://{folder}/members.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +49,18 @@ class RunningGateway:
 
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
-    scheduler: ScriptedScheduler
+    schedulers: dict[str, ScriptedScheduler]
+    """By pool."""
     client: WorkerGroups
     stop: Stop
     serving: asyncio.Task[None]
     port: int
+
+    @property
+    def scheduler(self) -> ScriptedScheduler:
+        """The only one."""
+        [scheduler] = self.schedulers.values()
+        return scheduler
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
@@ -84,12 +92,12 @@ async def running_gateway(
     max_model_len: int = MAX_MODEL_LEN,
     **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """Ready when entered; stopped in order when left."""
+    """Ready when entered; stopped in order when left. One scheduler, or with `registry` as many as that names."""
     model = ModelInfo("m", max_model_len, VOCAB_SIZE, (EOS_ID,), max_num_seqs=32, block_size=16)
-    scheduler = ScriptedScheduler(model, script, step_s)
-    settings = {"drain_grace_s": 0.0, "model": Path(), **settings}
-    config = GatewayConfig(scheduler=Address.parse("grpc://unused:1"), port=0, **settings)
-    client = worker_groups(config, registry_of(config), lambda member: scheduler.connect())
+    schedulers = defaultdict[str, ScriptedScheduler](lambda: ScriptedScheduler(model, script, step_s))
+    only = {} if "registry" in settings else {"scheduler": Address.parse("grpc://unused:1")}
+    config = GatewayConfig(**{"drain_grace_s": 0.0, "model": Path(), "port": 0, **only, **settings})
+    client = worker_groups(config, registry_of(config), lambda member: schedulers[member.pool_id].connect())
     listening, stop = listen_http(config), Stop()
     port = listening.getsockname()[1]
     app = create_app(config, client, model_tokenizer(chat_template))
@@ -104,7 +112,7 @@ async def running_gateway(
     ):
         await eventually(lambda: not client.why_not_ready)
         try:
-            yield RunningGateway(http, official, scheduler, client, stop, serving, port)
+            yield RunningGateway(http, official, schedulers, client, stop, serving, port)
         finally:
             if not stop.is_requested:
                 stop.request()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import httpx
@@ -244,29 +245,59 @@ async def test_the_access_log_tells_latencies_and_tokens_and_neither_texts_nor_k
     assert not [line for line in lines if "sesame" in str(line) or "sk-octavo" in str(line) or "quick" in str(line)]
 
 
-async def test_a_tenant_flushes_its_own_prefixes_and_nobody_elses(tmp_path: Path) -> None:
-    class KvManager(pb_grpc.KvManagerServiceServicer):
-        salts: ClassVar[list[bytes]] = []
+class FlushedKvManager(pb_grpc.KvManagerServiceServicer):
+    """Has three free blocks more after each flush, and one that is still used."""
 
-        async def FlushPrefixCache(self, request: Any, context: Any) -> pb.FlushPrefixCacheResponse:
-            self.salts.append(request.salt)
-            return pb.FlushPrefixCacheResponse(num_freed_blocks=3, num_used_blocks=1)
+    def __init__(self) -> None:
+        self.flushes: list[tuple[str, bytes]] = []
+        """Pool and salt of each."""
 
-    keys, server, target = Keys(a=Tenant(), b=Tenant()), grpc.aio.server(), f"unix:{tmp_path}/kv.sock"
-    add_servicer: Any = pb_grpc.add_KvManagerServiceServicer_to_server
-    add_servicer(KvManager(), server)
-    server.add_insecure_port(target)
-    await server.start()
-    async with gateway_with(keys, kvmanager_admin=target) as gateway:
-        for name in ("a", "b"):
-            await gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of(name))
-            flushed = await gateway.http.delete("/v1/prefix_cache", headers=keys.of(name))
-            assert flushed.json() == {"object": "prefix_cache.flushed", "freed_blocks": 3, "used_blocks": 1}
+    async def FlushPrefixCache(self, request: Any, context: Any) -> pb.FlushPrefixCacheResponse:
+        self.flushes.append((request.pool_id, request.salt))
+        return pb.FlushPrefixCacheResponse(num_freed_blocks=3, num_used_blocks=1)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, target: str) -> AsyncIterator[None]:
+        server = grpc.aio.server()
+        add_servicer: Any = pb_grpc.add_KvManagerServiceServicer_to_server
+        add_servicer(self, server)
+        server.add_insecure_port(target)
+        await server.start()
+        yield
         await server.stop(None)
+
+
+async def test_a_tenant_flushes_its_own_prefixes_and_nobody_elses(tmp_path: Path) -> None:
+    keys, kvmanager, target = Keys(a=Tenant(), b=Tenant()), FlushedKvManager(), f"unix:{tmp_path}/kv.sock"
+    async with gateway_with(keys, kvmanager_admin=target) as gateway:
+        async with kvmanager.listening(target):
+            for name in ("a", "b"):
+                await gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of(name))
+                flushed = await gateway.http.delete("/v1/prefix_cache", headers=keys.of(name))
+                assert flushed.json() == {"object": "prefix_cache.flushed", "freed_blocks": 3, "used_blocks": 1}
         away = await gateway.http.delete("/v1/prefix_cache", headers=keys.of("a"))
         assert (away.status_code, away.json()["error"]["code"]) == (503, "service_unavailable")
-    assert KvManager.salts == [submit.cache_salt for submit in gateway.scheduler.submits]
-    assert len(set(KvManager.salts)) == 2
+    assert kvmanager.flushes == [("", submit.cache_salt) for submit in gateway.scheduler.submits]
+    assert len(set(kvmanager.flushes)) == 2
     async with running_gateway(says("x"), kvmanager_admin=target) as gateway:
         refused = await gateway.http.delete("/v1/prefix_cache")
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "keys_required")
+
+
+async def test_a_flush_reaches_the_pools_of_all_groups_or_says_that_it_did_not(tmp_path: Path) -> None:
+    keys, left, right = Keys(a=Tenant()), FlushedKvManager(), FlushedKvManager()
+    members = [
+        {"member_id": f"{role}-{pool}", "role": role, "pool_id": pool, "address": address, "admin": address}
+        for pool in ("left", "right")
+        for role, address in (("scheduler", "grpc://unused:1"), ("kvmanager", f"grpc+unix://{tmp_path}/{pool}.sock"))
+    ]
+    (tmp_path / "members.json").write_text(json.dumps(members))
+    async with gateway_with(keys, registry=f"file://{tmp_path}/members.json") as gateway:
+        async with left.listening(f"unix:{tmp_path}/left.sock"), right.listening(f"unix:{tmp_path}/right.sock"):
+            flushed = await gateway.http.delete("/v1/prefix_cache", headers=keys.of("a"))
+            assert flushed.json() == {"object": "prefix_cache.flushed", "freed_blocks": 6, "used_blocks": 2}
+        [(left_pool, left_salt)], [(right_pool, right_salt)] = left.flushes, right.flushes
+        assert (left_pool, right_pool, left_salt) == ("left", "right", right_salt)
+        async with left.listening(f"unix:{tmp_path}/left.sock"):
+            half = await gateway.http.delete("/v1/prefix_cache", headers=keys.of("a"))
+        assert half.status_code == 503

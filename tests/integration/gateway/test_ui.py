@@ -14,10 +14,11 @@ from typing import Any
 
 import httpx
 
+from octavo.common.messages.generation import SchedulerLoad
 from octavo.gateway.api_keys import KeyBook, Tenant
 from octavo.gateway.live_frames import BLOCKS, HEADER, JSON
 from octavo.gateway.live_hub import MAX_QUEUED_FRAMES, MAX_WATCHERS, _Watcher
-from support.lively_services import LivelyPool, LivelyServices, lively_services
+from support.lively_services import LivelyPool, LivelyServices, lively_groups, lively_services
 from support.running_gateway import RunningGateway, eventually, running_gateway, says
 
 
@@ -219,7 +220,9 @@ async def test_streams_are_bounded_and_end_with_the_gateway(tmp_path: Path) -> N
 
 
 async def test_a_viewer_that_reads_too_slowly_is_shown_everything_anew() -> None:
-    watcher = _Watcher([b"all"])
+    watcher = _Watcher("default")
+    assert watcher.is_behind
+    watcher.restart([b"all"])
     assert await watcher.take(0.1) == [b"all"]
     for number in range(MAX_QUEUED_FRAMES + 1):
         assert not watcher.is_behind
@@ -247,3 +250,43 @@ async def test_explanations_are_the_operators(tmp_path: Path) -> None:
         services.scheduler.explanations["abc"] = {"id": "abc", "prompts": []}
         found = await gateway.http.get("/ui/api/requests/chatcmpl-abc/why")
         assert found.json() == {"id": "abc", "prompts": []}
+
+
+async def test_each_group_is_shown_by_its_name_and_all_side_by_side(tmp_path: Path) -> None:
+    pools = [LivelyPool(num_blocks, 3, 12, 4, pool_id=name) for name, num_blocks in (("left", 100), ("right", 200))]
+    async with (
+        lively_groups(tmp_path, pools, 3600) as (groups, registry),
+        running_gateway(says("hi"), registry=registry) as gateway,
+    ):
+        load = SchedulerLoad(num_waiting=2, num_running=3, max_num_running=8, num_blocks=200, num_available_blocks=50)
+        link = gateway.schedulers["right"]._link
+        assert link is not None
+        link.send(load)
+        viewers = {}
+        for name, url in (("left", "/ui/api/stream"), ("right", "/ui/api/stream?pool=right")):
+            async with gateway.http.stream("GET", url) as response:
+                viewer = viewers[name] = Viewer(response)
+                await viewer.read_until(lambda viewer=viewer: bool(viewer.blocks and viewer.of_type("groups")))  # type: ignore[misc]
+            assert viewer.of_type("hello")[0]["pool_id"] == name
+            assert viewer.of_type("pool")[0]["pool_id"] == name
+            assert_same(viewer, groups[name])
+        left, right = viewers["right"].of_type("groups")[0]["groups"]
+        assert (left["pool_id"], right["pool_id"]) == ("left", "right")
+        assert (right["waiting"], right["running"], right["max_running"]) == (2, 3, 8)
+        assert (right["blocks"], right["available_blocks"], right["why_not_ready"]) == (200, 50, "")
+        for figures, pool in ((left, pools[0]), (right, pools[1])):
+            assert figures["lookup_tokens"] == pool.pool.stats.num_prefix_lookup_tokens > 0
+            assert figures["hit_tokens"] == pool.pool.stats.num_prefix_hit_tokens > 0
+        unknown = await gateway.http.get("/ui/api/stream?pool=middle")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "pool")
+
+
+async def test_a_request_is_explained_by_the_scheduler_that_knows_it(tmp_path: Path) -> None:
+    pools = [LivelyPool(50, 1, 8, 2, pool_id=name) for name in ("left", "right")]
+    async with (
+        lively_groups(tmp_path, pools, 3600) as (groups, registry),
+        running_gateway(says("hi"), registry=registry) as gateway,
+    ):
+        groups["right"].scheduler.explanations["abc"] = {"id": "abc", "prompts": []}
+        assert (await gateway.http.get("/ui/api/requests/abc/why")).json() == {"id": "abc", "prompts": []}
+        assert (await gateway.http.get("/ui/api/requests/none/why")).status_code == 404

@@ -129,6 +129,7 @@ def test_groups_have_services_of_their_own_and_the_gateway_a_list_of_them(monkey
     config = config_of(processes["gateway"], GatewayConfig, monkeypatch)
     assert isinstance(config, GatewayConfig)
     assert (config.scheduler, config.registry) == (None, "file:///run/octavo/members.json")
+    assert (config.scheduler_admin, config.kvmanager_admin) == (None, None), "members tell theirs"
     assert [(member.role, member.pool_id, member.address) for member in members(options, RUN_DIR)] == [
         (Role.KVMANAGER, "group-1", "frames:///run/octavo/kvmanager-1.sock"),
         (Role.SCHEDULER, "group-1", "frames:///run/octavo/scheduler-1.sock"),

@@ -136,19 +136,21 @@ def _group(options: ServeOptions, model: PreparedModel, run_dir: Path, pool: str
 
 
 def _gateway(options: ServeOptions, model: PreparedModel, run_dir: Path) -> ServiceProcess:
-    first = pool_names(options)[0]
-    scheduler, kvmanager = service_name("scheduler", first), service_name("kvmanager", first)
-    is_only = options.groups == 1
+    if options.groups == 1:
+        services = {
+            "scheduler": _stream_address(options, run_dir, "scheduler"),
+            "scheduler_admin": Address.parse(admin_address(run_dir, "scheduler")).grpc_target,
+            "kvmanager_admin": Address.parse(admin_address(run_dir, "kvmanager")).grpc_target,
+        }
+    else:
+        services = {"registry": f"file://{members_file(run_dir)}"}
     return _process(
         "gateway",
         options,
         {
             "host": options.host,
             "port": options.port,
-            "scheduler": _stream_address(options, run_dir, scheduler) if is_only else None,
-            "registry": None if is_only else f"file://{members_file(run_dir)}",
-            "scheduler_admin": Address.parse(admin_address(run_dir, scheduler)).grpc_target,
-            "kvmanager_admin": Address.parse(admin_address(run_dir, kvmanager)).grpc_target,
+            **services,
             "model": model.folder,
             "response_store_redis": options.redis,
             "limits_redis": options.redis,

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from octavo.common.errors import OctavoError
+from octavo.common.roles import Role
 from octavo.common.tracing import open_tracer
 from octavo.gateway import (
     anthropic_messages,
@@ -31,7 +32,6 @@ from octavo.gateway import (
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
-from octavo.gateway.group_metrics import GroupMetrics
 from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
 from octavo.gateway.intake import IntakeMiddleware
 from octavo.gateway.key_sources import KeyRing, key_source
@@ -43,7 +43,7 @@ from octavo.gateway.redis_rate_limits import RedisLimiter
 from octavo.gateway.redis_response_store import RedisResponseStore
 from octavo.gateway.request_context import EXPOSED_HEADERS, RequestContextMiddleware
 from octavo.gateway.response_store import MemoryResponseStore, ResponseStore
-from octavo.gateway.scheduler_admin import SchedulerAdmin
+from octavo.gateway.scheduler_admin import SchedulerAdmins
 from octavo.gateway.tenancy import TenancyMiddleware
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.worker_groups import WorkerGroups
@@ -53,9 +53,7 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     """The gateway as an application. Its lifespan runs the client."""
     store = _response_store(config)
     checker = GrammarChecker(config.model / "tokenizer.json", config.grammar_processes, config.grammar_timeout_s)
-    admin = SchedulerAdmin(config.scheduler_admin, config.link_tls) if config.scheduler_admin else None
-    group_metrics = GroupMetrics(lambda: client.admin_targets, config.link_tls)
-
+    admins = SchedulerAdmins(lambda: client.admin_targets(Role.SCHEDULER), config.link_tls)
     tracer = open_tracer("gateway", config)
     source = key_source(config)
     ring = KeyRing(source) if source is not None else None
@@ -79,9 +77,7 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             await checker.close()
-            await group_metrics.close()
-            if admin is not None:
-                await admin.close()
+            await admins.close()
 
     app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan, responses=errors())
     describe(app)
@@ -111,14 +107,14 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     app.include_router(tokenizer_routes.router(config, client, tokenizer, chats))
     app.include_router(embeddings.router())
     app.include_router(kept_responses.router(config, client))
-    app.include_router(prefix_flush.router(config))
+    app.include_router(prefix_flush.router(config, client))
     app.include_router(models.router(client))
     app.include_router(explanations.router(config, client))
-    app.include_router(health.router(client, group_metrics))
+    app.include_router(health.router(client, admins))
     if config.ui:
-        hub = LiveHub(config, is_closing=lambda: client.refuses_work)
+        hub = LiveHub(config, client)
         access = OperatorAccess(config, asks_for_api_keys=ring is not None)
-        app.include_router(ui_routes.router(admin, hub, access))
+        app.include_router(ui_routes.router(admins, hub, access))
     return app
 
 

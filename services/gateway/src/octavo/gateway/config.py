@@ -34,10 +34,12 @@ class GatewayConfig(ServiceConfig):
     """Seconds after which a request that has not begun goes to another group, if one has nothing waiting."""
 
     scheduler_admin: str | None = None
-    """gRPC target (HOST:PORT or unix:PATH) of the scheduler's admin service, whose metrics /metrics shows as well."""
+    """gRPC target (HOST:PORT or unix:PATH) of the scheduler's unary calls: /metrics shows its metrics as well. With a
+    registry, schedulers tell theirs."""
 
     kvmanager_admin: str | None = None
-    """gRPC target (HOST:PORT or unix:PATH) of the KV manager, whose pool the web page shows and tenants may flush."""
+    """gRPC target (HOST:PORT or unix:PATH) of the KV manager, whose pool the web page shows and tenants may flush. With
+    a registry, KV managers tell theirs."""
 
     ui: bool = True
     """Serve the web page at /ui."""

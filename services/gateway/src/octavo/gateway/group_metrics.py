@@ -1,39 +1,17 @@
-"""Reads the metrics of all schedulers, and tells them apart by pool."""
+"""Joins the metrics of all schedulers to the gateway's, and tells them apart by pool."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from octavo.common.links import TlsFiles
 from octavo.gateway import metrics
-from octavo.gateway.scheduler_admin import SchedulerAdmin
 
 
-class GroupMetrics:
-    """One channel to each scheduler's admin service, opened on first use."""
-
-    def __init__(self, targets: Callable[[], Mapping[str, str]], tls: TlsFiles | None = None) -> None:
-        """`targets`: pool |-> gRPC target, as of now."""
-        self._targets, self._tls = targets, tls
-        self._admins: dict[str, SchedulerAdmin] = {}
-
-    async def with_schedulers(self, own: bytes) -> bytes:
-        """An exposition, and those of the schedulers that answer in time."""
-        targets = self._targets()
-        for target in self._admins.keys() - set(targets.values()):
-            await self._admins.pop(target).close()
-        for target in targets.values():
-            if target not in self._admins:
-                self._admins[target] = SchedulerAdmin(target, self._tls)
-        told = await asyncio.gather(*(self._admins[target].metrics() for target in targets.values()))
-        if len(told) == 1:
-            return metrics.merged(own, told[0])
-        return metrics.merged(own, by_pool(dict(zip(targets, told, strict=True))))
-
-    async def close(self) -> None:
-        for admin in self._admins.values():
-            await admin.close()
+def with_schedulers(own: bytes, schedulers: Mapping[str, bytes]) -> bytes:
+    """An exposition, and those of the schedulers by pool."""
+    if len(schedulers) == 1:
+        return metrics.merged(own, *schedulers.values())
+    return metrics.merged(own, by_pool(schedulers))
 
 
 def by_pool(expositions: Mapping[str, bytes]) -> bytes:

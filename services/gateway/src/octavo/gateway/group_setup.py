@@ -21,8 +21,14 @@ def registry_of(config: GatewayConfig) -> Registry:
     if config.scheduler is None:
         assert config.registry is not None  # the settings are checked
         return open_registry(config.registry)
-    admin = str(Address.of_grpc_target(config.scheduler_admin)) if config.scheduler_admin else ""
-    return StaticRegistry([Member("scheduler", Role.SCHEDULER, ONLY_POOL, str(config.scheduler), admin)])
+    members = [Member("scheduler", Role.SCHEDULER, ONLY_POOL, str(config.scheduler), _address(config.scheduler_admin))]
+    if admin := _address(config.kvmanager_admin):
+        members.append(Member("kvmanager", Role.KVMANAGER, ONLY_POOL, admin, admin))
+    return StaticRegistry(members)
+
+
+def _address(target: str | None) -> str:
+    return str(Address.of_grpc_target(target)) if target else ""
 
 
 def worker_groups(

@@ -10,13 +10,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from octavo.gateway import metrics
-from octavo.gateway.group_metrics import GroupMetrics
+from octavo.gateway.group_metrics import with_schedulers
 from octavo.gateway.http_errors import RETRY_AFTER_S
+from octavo.gateway.scheduler_admin import SchedulerAdmins
 from octavo.gateway.worker_groups import WorkerGroups
 
 
-def router(client: WorkerGroups, group_metrics: GroupMetrics) -> APIRouter:
-    """The routes. `group_metrics` adds those of the schedulers to the gateway's."""
+def router(client: WorkerGroups, admins: SchedulerAdmins) -> APIRouter:
+    """The routes. `admins` tell the schedulers' metrics, beside the gateway's own."""
     routes = APIRouter()
 
     @routes.get("/health/live")
@@ -27,7 +28,8 @@ def router(client: WorkerGroups, group_metrics: GroupMetrics) -> APIRouter:
     async def ready() -> Response:
         reason, states = client.why_not_ready, client.states
         # Of one group there is no more to say than of all.
-        groups = {"groups": {pool: why or "ready" for pool, why in states.items()}} if len(states) > 1 else {}
+        told = {state.pool_id: state.why_not_ready or "ready" for state in states}
+        groups = {"groups": told} if len(told) > 1 else {}
         if not reason:
             return Response(orjson.dumps({"status": "ready", **groups}), media_type="application/json")
         body = orjson.dumps({"status": "not ready", "reason": reason, **groups})
@@ -39,7 +41,7 @@ def router(client: WorkerGroups, group_metrics: GroupMetrics) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        exposition = await group_metrics.with_schedulers(metrics.exposition())
+        exposition = with_schedulers(metrics.exposition(), await admins.metrics())
         return Response(exposition, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     return routes

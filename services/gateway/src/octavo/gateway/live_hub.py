@@ -1,46 +1,37 @@
-"""Follows scheduler and KV manager while anybody looks at the live view, once for all who do."""
+"""Shows the live view to everybody who looks: follows each group once for all who look at it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Any
-
-import grpc
-import structlog
+from collections.abc import AsyncIterator
+from functools import partial
 
 from octavo.common.errors import QueueFullError
-from octavo.common.links import open_channel
-from octavo.common.links.grpc_stream import CHANNEL_OPTIONS
 from octavo.common.roles import Role
 from octavo.gateway.config import GatewayConfig
-from octavo.gateway.live_activity import LiveActivity
+from octavo.gateway.group_figures import GroupFigures
+from octavo.gateway.http_errors import FieldError
 from octavo.gateway.live_frames import compressed, json_frame
-from octavo.gateway.live_pool import LivePool
-from octavo.v1 import kvmanager_service_pb2 as kv_pb
-from octavo.v1 import kvmanager_service_pb2_grpc as kv_grpc
-from octavo.v1 import scheduler_service_pb2 as scheduler_pb
-from octavo.v1 import scheduler_service_pb2_grpc as scheduler_grpc
-
-log = structlog.get_logger()
+from octavo.gateway.live_group import LiveGroup
+from octavo.gateway.worker_groups import WorkerGroups
 
 MAX_WATCHERS = 32
 MAX_QUEUED_FRAMES = 64
 """For one watcher. One that reads more slowly is shown everything anew instead."""
-_RETRY_S = 1.0
 _CLOSING_CHECK_S = 0.5
+_FIGURES_INTERVAL_S = 1.0
 
 
 class _Watcher:
-    """Frames that one watcher has not read yet."""
+    """Frames that one watcher has not read yet. It is behind at first, and once they are too many."""
 
-    def __init__(self, frames: list[bytes]) -> None:
-        self._frames = deque(frames)
+    def __init__(self, pool_id: str) -> None:
+        self.pool_id = pool_id
+        self._frames: deque[bytes] = deque()
         self._has_frames = asyncio.Event()
-        self._has_frames.set()
-        self.is_behind = False
+        self.is_behind = True
 
     def tell(self, frames: list[bytes]) -> None:
         if self.is_behind:
@@ -53,6 +44,7 @@ class _Watcher:
 
     def restart(self, frames: list[bytes]) -> None:
         self._frames = deque(frames)
+        self._has_frames.set()
         self.is_behind = False
 
     async def take(self, timeout_s: float) -> list[bytes]:
@@ -66,96 +58,84 @@ class _Watcher:
 
 
 class LiveHub:
-    """Frames of the live view (`live_frames.py`) for each watcher: everything first, then what changes."""
+    """Frames of the live view (`live_frames.py`) for each watcher: everything of a group first, then what changes, and
+    with them the figures of all groups. Streams end soon after the groups refuse work."""
 
-    def __init__(self, config: GatewayConfig, is_closing: Callable[[], bool]) -> None:
-        """Streams end soon after `is_closing` has become true."""
-        self._targets = {"scheduler": config.scheduler_admin, "kvmanager": config.kvmanager_admin}
+    def __init__(self, config: GatewayConfig, groups: WorkerGroups) -> None:
+        self._groups = groups
         self._tls = config.link_tls
         self._interval_ms = round(config.ui_update_interval_s * 1000)
-        self._is_closing = is_closing
-        self._views: dict[str, LiveActivity | LivePool] = {"scheduler": LiveActivity(), "kvmanager": LivePool()}
-        self._absences: dict[str, str] = {}
-        """Service |-> why it is not shown."""
+        self._figures = b""
         self._watchers: set[_Watcher] = set()
-        self._following: list[asyncio.Task[None]] = []
+        self._followed: dict[str, tuple[LiveGroup, asyncio.Task[None]]] = {}
+        """pool |-> the group that somebody looks at"""
+        self._telling: asyncio.Task[None] | None = None
 
-    def watch(self) -> AsyncIterator[bytes]:
-        """Raises QueueFullError if too many watch already."""
+    def watch(self, pool_id: str) -> AsyncIterator[bytes]:
+        """A group; the first, if the name is empty. Raises FieldError if there is none of that name, and
+        QueueFullError if too many watch already."""
+        if pool_id and pool_id not in self._names():
+            raise FieldError("pool", f"there is no group {pool_id!r}", "not_found", status=404)
         if len(self._watchers) >= MAX_WATCHERS:
             raise QueueFullError(f"{MAX_WATCHERS} watch the live view already")
-        watcher = _Watcher(self._everything())
-        self._watchers.add(watcher)
-        if not self._following:
-            self._following = [asyncio.create_task(self._follow(service)) for service in self._targets]
-        return self._frames_of(watcher)
+        return self._frames_of(_Watcher(pool_id or next(iter(self._names()), "")))
+
+    def _names(self) -> list[str]:
+        return [state.pool_id for state in self._groups.states]
 
     async def _frames_of(self, watcher: _Watcher) -> AsyncIterator[bytes]:
+        self._watchers.add(watcher)
+        if watcher.pool_id not in self._followed:
+            self._followed[watcher.pool_id] = self._follow(watcher.pool_id)
+        self._telling = self._telling or asyncio.create_task(self._tell_figures())
         try:
-            while not self._is_closing():
+            while not self._groups.refuses_work:
                 if watcher.is_behind:
-                    watcher.restart(self._everything())
-                frames = await watcher.take(_CLOSING_CHECK_S)
-                for frame in frames:
+                    watcher.restart(self._everything(watcher.pool_id))
+                for frame in await watcher.take(_CLOSING_CHECK_S):
                     is_large = len(frame) > 2**16
                     yield await asyncio.to_thread(compressed, frame) if is_large else compressed(frame)
         finally:
             self._watchers.discard(watcher)
-            if not self._watchers:
-                await self._stop_following()
+            await self._stop_unwatched()
 
-    def _everything(self) -> list[bytes]:
-        away = [_absence(service, reason) for service, reason in self._absences.items()]
-        hello = json_frame({"type": "hello", "interval_ms": self._interval_ms})
-        return [hello, *away, *(frame for view in self._views.values() for frame in view.everything())]
+    def _follow(self, pool_id: str) -> tuple[LiveGroup, asyncio.Task[None]]:
+        def find_target(role: Role) -> str:
+            """Somebody who came before any group was known sees the first."""
+            return self._groups.admin_target(role, pool_id or next(iter(self._names()), ""))
 
-    async def _stop_following(self) -> None:
-        following, self._following = self._following, []
-        for task in following:
+        known_as = pool_id if len(self._names()) > 1 else ""
+        group = LiveGroup(known_as, find_target, partial(self._tell, pool_id), self._interval_ms, self._tls)
+        return group, asyncio.create_task(group.run())
+
+    def _everything(self, pool_id: str) -> list[bytes]:
+        hello = json_frame({"type": "hello", "interval_ms": self._interval_ms, "pool_id": pool_id})
+        figures = [self._figures] if self._figures else []
+        group, _ = self._followed[pool_id]
+        return [hello, *figures, *group.everything()]
+
+    async def _stop_unwatched(self) -> None:
+        watched = {watcher.pool_id for watcher in self._watchers}
+        ended = [self._followed.pop(pool_id)[1] for pool_id in self._followed.keys() - watched]
+        if not watched and self._telling is not None:
+            ended.append(self._telling)
+            self._telling, self._figures = None, b""
+        for task in ended:
             task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
-        if not self._following:
-            self._absences.clear()
-            for view in self._views.values():
-                view.forget()
+        await asyncio.gather(*ended, return_exceptions=True)
 
-    async def _follow(self, service: str) -> None:
-        target = self._targets[service]
-        if target is None:
-            self._is_away(service, f"the gateway was not told where: OCTAVO_GATEWAY_{service.upper()}_ADMIN is unset")
-            return
-        while True:
-            self._views[service].forget()
-            try:
-                async with open_channel(target, Role(service), self._tls, CHANNEL_OPTIONS) as channel:
-                    async for frame in self._stream(service, channel):
-                        self._absences.pop(service, None)
-                        self._tell(self._views[service].take(frame))
-            except grpc.aio.AioRpcError as error:
-                self._is_away(service, error.details() or error.code().name)
-            except OSError as error:
-                self._is_away(service, str(error))
-            except Exception as error:
-                log.exception("live view failed", service=service)
-                self._is_away(service, type(error).__name__)
-            await asyncio.sleep(_RETRY_S)
+    async def _tell_figures(self) -> None:
+        reader = GroupFigures(self._groups, self._tls)
+        try:
+            while True:
+                self._figures = json_frame({"type": "groups", "groups": await reader.read()})
+                self._tell(None, [self._figures])
+                await asyncio.sleep(_FIGURES_INTERVAL_S)
+        finally:
+            await reader.close()
 
-    def _stream(self, service: str, channel: grpc.aio.Channel) -> Any:
-        if service == "scheduler":
-            scheduler: Any = scheduler_grpc.SchedulerServiceStub(channel)
-            return scheduler.WatchActivity(scheduler_pb.WatchActivityRequest(interval_ms=self._interval_ms))
-        kvmanager: Any = kv_grpc.KvManagerServiceStub(channel)
-        return kvmanager.WatchPool(kv_pb.WatchPoolRequest(interval_ms=self._interval_ms))
-
-    def _is_away(self, service: str, reason: str) -> None:
-        if self._absences.get(service) != reason:
-            self._absences[service] = reason
-            self._tell([_absence(service, reason)])
-
-    def _tell(self, frames: list[bytes]) -> None:
+    def _tell(self, pool_id: str | None, frames: list[bytes]) -> None:
+        """Those who look at this group, or all."""
         for watcher in self._watchers:
-            watcher.tell(frames)
-
-
-def _absence(service: str, reason: str) -> bytes:
-    return json_frame({"type": "away", "service": service, "reason": reason})
+            if pool_id is None or watcher.pool_id == pool_id:
+                watcher.tell(frames)

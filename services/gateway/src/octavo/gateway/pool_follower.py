@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from octavo.common.block_hash import BlockHasher, HashAlgorithm
-from octavo.common.links import Address, TlsFiles, open_channel
+from octavo.common.links import TlsFiles, open_channel
 from octavo.common.roles import Role
 from octavo.gateway.pool_directory import PoolDirectory
 from octavo.v1 import kvmanager_service_pb2 as pb
@@ -27,20 +27,19 @@ class PoolFollower:
     """`run` follows until cancelled. While the KV manager is away the directory is empty: no hit is foreseen there."""
 
     def __init__(
-        self, pool_id: str, find_address: Callable[[], str], directory: PoolDirectory, tls: TlsFiles | None = None
+        self, pool_id: str, find_target: Callable[[], str], directory: PoolDirectory, tls: TlsFiles | None = None
     ) -> None:
-        """`find_address`: gRPC address of the pool's KV manager; empty while none is known."""
+        """`find_target`: gRPC target of the pool's KV manager; empty while it is not to be followed."""
         self._pool_id = pool_id
-        self._find_address = find_address
+        self._find_target = find_target
         self._directory = directory
         self._tls = tls
 
     async def run(self) -> None:
         retry_s = _FIRST_RETRY_S
         while True:
-            if address := self._find_address():
+            if target := self._find_target():
                 try:
-                    target = Address.parse(address).grpc_target
                     async with open_channel(target, Role.KVMANAGER, self._tls) as channel:
                         await self._follow(channel)
                     retry_s = _FIRST_RETRY_S

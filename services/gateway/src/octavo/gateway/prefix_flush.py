@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 import grpc
@@ -10,13 +11,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from octavo.common.errors import NotReadyError
-from octavo.common.links import open_channel
+from octavo.common.links import TlsFiles, open_channel
 from octavo.common.roles import Role
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openapi import answers
 from octavo.gateway.request_account import ANONYMOUS, account_of
+from octavo.gateway.worker_groups import WorkerGroups
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 
@@ -35,7 +37,7 @@ class FlushedCache(BaseModel):
     """Blocks that requests use, and that no later one finds."""
 
 
-def router(config: GatewayConfig) -> APIRouter:
+def router(config: GatewayConfig, groups: WorkerGroups) -> APIRouter:
     """The route. Without keys there is no tenant whose prefixes these would be, so everybody's would go: refused."""
     routes = APIRouter()
 
@@ -44,26 +46,30 @@ def router(config: GatewayConfig) -> APIRouter:
         tenant = account_of(request.scope).tenant_name
         if tenant == ANONYMOUS:
             raise FieldError(None, "only a tenant with an API key can flush its prefixes", "keys_required", status=403)
-        flushed = await _flush(config, salt_of(config, tenant, None))
-        log.info("prefixes of a tenant flushed", tenant=tenant, freed_blocks=flushed.num_freed_blocks)
-        return {
-            "object": "prefix_cache.flushed",
-            "freed_blocks": flushed.num_freed_blocks,
-            "used_blocks": flushed.num_used_blocks,
-        }
+        salt = salt_of(config, tenant, None)
+        targets = groups.admin_targets(Role.KVMANAGER)
+        unknown = [state.pool_id for state in groups.states if state.pool_id not in targets]
+        if unknown or not targets:
+            which = f"the KV manager of {', '.join(unknown)}" if unknown else "a KV manager"
+            raise NotReadyError(f"this gateway does not know {which}: see kvmanager_admin")
+        asked = {pool_id if len(targets) > 1 else "": target for pool_id, target in targets.items()}
+        flushed = await asyncio.gather(
+            *(_flush(target, config.link_tls, pool_id, salt) for pool_id, target in asked.items())
+        )
+        freed, used = (sum(getattr(one, name) for one in flushed) for name in ("num_freed_blocks", "num_used_blocks"))
+        log.info("prefixes of a tenant flushed", tenant=tenant, freed_blocks=freed)
+        return {"object": "prefix_cache.flushed", "freed_blocks": freed, "used_blocks": used}
 
     return routes
 
 
-async def _flush(config: GatewayConfig, salt: bytes) -> pb.FlushPrefixCacheResponse:
+async def _flush(target: str, tls: TlsFiles | None, pool_id: str, salt: bytes) -> pb.FlushPrefixCacheResponse:
     """Raises NotReadyError if the KV manager does not answer in time."""
-    if config.kvmanager_admin is None:
-        raise NotReadyError("this gateway does not know the KV manager: kvmanager_admin is not set")
     try:
-        async with open_channel(config.kvmanager_admin, Role.KVMANAGER, config.link_tls) as channel:
+        async with open_channel(target, Role.KVMANAGER, tls) as channel:
             stub: Any = pb_grpc.KvManagerServiceStub(channel)
             answer: pb.FlushPrefixCacheResponse = await stub.FlushPrefixCache(
-                pb.FlushPrefixCacheRequest(salt=salt), timeout=_TIMEOUT_S
+                pb.FlushPrefixCacheRequest(pool_id=pool_id, salt=salt), timeout=_TIMEOUT_S
             )
     except (OSError, grpc.aio.AioRpcError) as error:
         reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__

@@ -1,7 +1,9 @@
-"""Asks the scheduler what operators may know."""
+"""Asks schedulers what operators may know."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -64,6 +66,52 @@ class SchedulerAdmin:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)
+
+
+class SchedulerAdmins:
+    """Those of all groups."""
+
+    def __init__(self, targets: Callable[[], Mapping[str, str]], tls: TlsFiles | None = None) -> None:
+        """`targets`: pool |-> gRPC target, as of now."""
+        self._targets, self._tls = targets, tls
+        self._admins: dict[str, SchedulerAdmin] = {}
+
+    async def metrics(self) -> dict[str, bytes]:
+        """pool |-> exposition, empty of those that do not answer in time"""
+        admins = await self._current()
+        told = await asyncio.gather(*(admin.metrics() for admin in admins.values()))
+        return dict(zip(admins, told, strict=True))
+
+    async def explain(self, request_ids: Sequence[str]) -> bytes:
+        """See `SchedulerAdmin.explain`, of the first scheduler that knows one of these ids.
+
+        Raises NotReadyError if none knows them and not all have answered.
+        """
+        admins = await self._current()
+        failure = None if admins else NotReadyError("this gateway does not know where to ask: see scheduler_admin")
+        for admin in admins.values():
+            try:
+                for request_id in request_ids:
+                    if explanation := await admin.explain(request_id):
+                        return explanation
+            except NotReadyError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return b""
+
+    async def close(self) -> None:
+        for admin in self._admins.values():
+            await admin.close()
+
+    async def _current(self) -> dict[str, SchedulerAdmin]:
+        targets = self._targets()
+        for target in self._admins.keys() - set(targets.values()):
+            await self._admins.pop(target).close()
+        for target in targets.values():
+            if target not in self._admins:
+                self._admins[target] = SchedulerAdmin(target, self._tls)
+        return {pool_id: self._admins[target] for pool_id, target in targets.items()}
 
 
 def _reason(error: OSError | grpc.aio.AioRpcError) -> str:

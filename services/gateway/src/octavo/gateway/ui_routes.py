@@ -14,7 +14,7 @@ from octavo.gateway.explanations import ids_of, not_found
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.live_hub import LiveHub
 from octavo.gateway.operator_access import OperatorAccess
-from octavo.gateway.scheduler_admin import SchedulerAdmin
+from octavo.gateway.scheduler_admin import SchedulerAdmins
 
 _MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -60,7 +60,7 @@ def _files_below(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]
     return found
 
 
-def router(admin: SchedulerAdmin | None, hub: LiveHub, access: OperatorAccess) -> APIRouter:
+def router(admins: SchedulerAdmins, hub: LiveHub, access: OperatorAccess) -> APIRouter:
     """The routes. Anybody may load the page; what the server holds is shown to operators."""
     routes = APIRouter(include_in_schema=False)
     page = page_files()
@@ -70,10 +70,11 @@ def router(admin: SchedulerAdmin | None, hub: LiveHub, access: OperatorAccess) -
         return RedirectResponse("/ui/", status_code=308)
 
     @routes.get("/ui/api/stream")
-    async def stream(request: Request) -> Response:
+    async def stream(request: Request, pool: str = "") -> Response:
+        """`pool`: the group to show; the first without one."""
         access.check(request)
         return StreamingResponse(
-            hub.watch(),
+            hub.watch(pool),
             media_type="application/octet-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"},
         )
@@ -81,11 +82,8 @@ def router(admin: SchedulerAdmin | None, hub: LiveHub, access: OperatorAccess) -
     @routes.get("/ui/api/requests/{request_id:path}/why")
     async def explain_to_operator(request: Request, request_id: str) -> Response:
         access.check(request)
-        if admin is None:
-            raise FieldError(None, "the gateway was not told where to ask: scheduler_admin is unset", status=404)
-        for known_as in ids_of(request_id):
-            if explanation := await admin.explain(known_as):
-                return Response(explanation, media_type="application/json", headers={"cache-control": "no-store"})
+        if explanation := await admins.explain(ids_of(request_id)):
+            return Response(explanation, media_type="application/json", headers={"cache-control": "no-store"})
         raise not_found(request_id)
 
     @routes.get("/ui/{path:path}")

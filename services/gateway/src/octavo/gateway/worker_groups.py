@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -21,8 +21,9 @@ from octavo.gateway.generation import Generation
 from octavo.gateway.pool_directory import PoolDirectory, PrefixMatcher
 from octavo.gateway.pool_follower import PoolFollower
 from octavo.gateway.request_part import Prompt
-from octavo.gateway.routing import Candidate, Router, RoutingPolicy
+from octavo.gateway.routing import Router, RoutingPolicy
 from octavo.gateway.scheduler_client import Connect, SchedulerClient
+from octavo.gateway.worker_group import GroupState, WorkerGroup
 
 log = structlog.get_logger()
 
@@ -41,41 +42,6 @@ class GroupSettings:
     reroute_after_s: float = 10.0
     """A request that has not begun for so long goes to another group, if one has nothing waiting."""
     max_open_requests: int = 8192
-
-
-@dataclass(slots=True, eq=False)
-class _Group:
-    """A block pool with its scheduler."""
-
-    pool_id: str
-    client: SchedulerClient
-    directory: PoolDirectory
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    waiting: dict[Generation, int] = field(default_factory=dict)
-    """Those that have not begun |-> tokens to compute, as foreseen"""
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        self.waiting = {
-            generation: num_tokens
-            for generation, num_tokens in self.waiting.items()
-            if self.client.has(generation) and not generation.is_started
-        }
-        return sum(self.waiting.values())
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing waits there."""
-        return not (self.client.load.num_waiting or self.num_waiting_tokens)
-
-    def candidate(self, num_matched_tokens: int) -> Candidate:
-        return Candidate(
-            load=self.client.load,
-            num_matched_tokens=num_matched_tokens,
-            num_open=self.client.num_open_requests,
-            num_waiting_tokens=self.num_waiting_tokens,
-            block_size=self.client.model.block_size if self.client.model else 1,
-        )
 
 
 class WorkerGroups:
@@ -99,7 +65,7 @@ class WorkerGroups:
         self._make_client = make_client
         self._settings = settings
         self._tls = tls
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, WorkerGroup] = {}
         self._router = Router(settings.routing)
         self._owners: OrderedDict[str, str] = OrderedDict()
         """request |-> pool"""
@@ -129,19 +95,18 @@ class WorkerGroups:
         return self._refusal or self._common_reason({pool: g.client.why_refused for pool, g in self._groups.items()})
 
     @property
-    def states(self) -> dict[str, str]:
-        """pool |-> why its group is not ready; empty if it is"""
-        return {pool_id: group.client.why_not_ready for pool_id, group in sorted(self._groups.items())}
+    def states(self) -> list[GroupState]:
+        """Of all groups, by name."""
+        return [group.state for _, group in sorted(self._groups.items())]
 
-    @property
-    def admin_targets(self) -> dict[str, str]:
-        """pool |-> gRPC target of its scheduler's admin service, where that is known"""
-        schedulers = {pool_id: self._roster.latest(Role.SCHEDULER, pool_id) for pool_id in self._groups}
-        return {
-            pool_id: Address.parse(member.admin).grpc_target
-            for pool_id, member in schedulers.items()
-            if member is not None and member.admin
-        }
+    def admin_target(self, role: Role, pool_id: str) -> str:
+        """gRPC target of the unary calls of a group's scheduler or KV manager; empty while it is not known."""
+        member = self._roster.latest(role, pool_id)
+        return Address.parse(member.admin).grpc_target if member is not None and member.admin else ""
+
+    def admin_targets(self, role: Role) -> dict[str, str]:
+        """pool |-> the same, of all groups by name, where it is known"""
+        return {pool_id: target for pool_id in sorted(self._groups) if (target := self.admin_target(role, pool_id))}
 
     @property
     def refuses_work(self) -> bool:
@@ -186,7 +151,7 @@ class WorkerGroups:
             waits_at = [group for group in self._groups.values() if not group.client.why_refused]
             group = self._choose(able or self._able(waits_at, prompts) or waits_at, prompts, cache_salt)
         generation = group.client.submit(request_id, prompts, cache_salt, timeout_s, traceparent)
-        self._note(group, generation, prompts, cache_salt)
+        group.note(generation, prompts, cache_salt, is_only=len(self._groups) == 1)
         ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
         for part_id in {request_id, *ids}:
             self._own(part_id, group.pool_id)
@@ -226,12 +191,12 @@ class WorkerGroups:
 
     # The choice of a group.
 
-    def _usable(self) -> list[_Group]:
+    def _usable(self) -> list[WorkerGroup]:
         """Those that can begin with a request at once, by their links at this moment."""
         clients = ((group, group.client) for group in self._groups.values())
         return [group for group, client in clients if client.takes_requests and not client.why_not_ready]
 
-    def _able(self, groups: list[_Group], prompts: Sequence[Prompt]) -> list[_Group]:
+    def _able(self, groups: list[WorkerGroup], prompts: Sequence[Prompt]) -> list[WorkerGroup]:
         """Of these, the ones with the served model and room for every prompt."""
         served = self.model
         longest = max(len(prompt.token_ids) + prompt.params.max_tokens for prompt in prompts)
@@ -243,7 +208,7 @@ class WorkerGroups:
             and longest <= model.max_model_len
         ]
 
-    def _choose(self, groups: list[_Group], prompts: Sequence[Prompt], cache_salt: bytes) -> _Group:
+    def _choose(self, groups: list[WorkerGroup], prompts: Sequence[Prompt], cache_salt: bytes) -> WorkerGroup:
         if len(groups) == 1:
             return groups[0]
         prompt = prompts[0]
@@ -257,15 +222,7 @@ class WorkerGroups:
         metrics.FORESEEN_CACHED_TOKENS.labels(chosen).inc(dict(candidates)[chosen].num_matched_tokens)
         return self._groups[chosen]
 
-    def _note(self, group: _Group, generation: Generation, prompts: Sequence[Prompt], cache_salt: bytes) -> None:
-        """It counts as work that waits there until it begins."""
-        metrics.ROUTED_REQUESTS.labels(group.pool_id).inc()
-        if len(self._groups) > 1:
-            num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-            matcher = PrefixMatcher(pack_int32(prompts[0].token_ids), cache_salt)
-            group.waiting[generation] = num_tokens - matcher.num_matched_tokens(group.directory)
-
-    def _owner_of_branch(self, prompts: Sequence[Prompt]) -> _Group | None:
+    def _owner_of_branch(self, prompts: Sequence[Prompt]) -> WorkerGroup | None:
         branch = prompts[0].branch
         if branch is None:
             return None
@@ -295,7 +252,7 @@ class WorkerGroups:
                 if now_s - generation.last_news_s > self._settings.reroute_after_s and idle:
                     self._move(group, generation, "not begun in time", idle)
 
-    def _on_failed(self, group: _Group, generation: Generation, error: OctavoError) -> bool:
+    def _on_failed(self, group: WorkerGroup, generation: Generation, error: OctavoError) -> bool:
         """A scheduler refused a request. True if another one has it now."""
         is_elsewhere = isinstance(error, UnknownResponseError) and generation.is_branch
         if not (is_elsewhere or isinstance(error, (QueueFullError, NotReadyError))):
@@ -305,10 +262,10 @@ class WorkerGroups:
 
     def _move(
         self,
-        group: _Group,
+        group: WorkerGroup,
         generation: Generation,
         why: str,
-        among: list[_Group] | None = None,
+        among: list[WorkerGroup] | None = None,
         *,
         can_branch: bool = False,
     ) -> bool:
@@ -331,7 +288,7 @@ class WorkerGroups:
         log.info("request moved", request_id=ids[0], why=why, origin=group.pool_id, to=chosen.pool_id)
         metrics.MOVED_REQUESTS.labels(why).inc()
         chosen.client.adopt(generation)
-        self._note(chosen, generation, prompts, cache_salt)
+        chosen.note(generation, prompts, cache_salt, is_only=False)
         for part_id in ids:
             self._own(part_id, chosen.pool_id)
         return True
@@ -370,27 +327,27 @@ class WorkerGroups:
                 del self._groups[pool_id]
                 self._router.forget(pool_id)
 
-    def _new_group(self, pool_id: str) -> _Group:
+    def _new_group(self, pool_id: str) -> WorkerGroup:
         async def connect() -> Link[GatewayMessage, SchedulerMessage]:
             member = self._roster.latest(Role.SCHEDULER, pool_id)
             if member is None:
                 raise LinkClosedError(f"no scheduler of pool {pool_id!r} is registered")
             return await self._connect(member)
 
-        def kvmanager_address() -> str:
-            member = self._roster.latest(Role.KVMANAGER, pool_id)
-            return member.admin if member is not None else ""
+        def kvmanager_target() -> str:
+            """Nobody asks what the only pool holds."""
+            return self.admin_target(Role.KVMANAGER, pool_id) if len(self._groups) > 1 else ""
 
         client = self._make_client(connect)
         directory = PoolDirectory(self._settings.max_directory_blocks)
-        group = _Group(pool_id, client, directory)
+        group = WorkerGroup(pool_id, client, directory)
         client.on_change = self._is_changed.set
         client.on_failed = lambda generation, error: self._on_failed(group, generation, error)
         if self._refusal:
             client.refuse_new_work(self._refusal)
         group.tasks = [asyncio.create_task(client.run())]
         if self._router.policy == "prefix":
-            follower = PoolFollower(pool_id, kvmanager_address, directory, self._tls)
+            follower = PoolFollower(pool_id, kvmanager_target, directory, self._tls)
             group.tasks.append(asyncio.create_task(follower.run()))
         return group
 

@@ -17,6 +17,7 @@ from octavo.kvmanager.inspection import ledger_violations, pool_map, prefix_node
 from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.pool_watch import PoolFrame, watch_pool
 from octavo.kvmanager.server import KvManagerServer
+from octavo.kvmanager.stats import KvStats
 from octavo.v1 import kvmanager_service_pb2 as pb
 
 log = structlog.get_logger()
@@ -53,6 +54,7 @@ class KvManagerServicer:
             acknowledged_step=pool.blocks.acknowledged_step,
             hash_algorithm=self._server.hash_algorithm,
             hash_root=pool.hasher.root,
+            totals=_totals_to_proto(pool.stats),
         )
         if not request.skip_ledger:
             response.violations.extend(await ledger_violations(pool))
@@ -208,7 +210,7 @@ def _batch_to_proto(batch: Batch) -> pb.EventBatch:
 
 
 def _frame_to_proto(frame: PoolFrame) -> pb.PoolFrame:
-    pool, stats, changed = frame.pool, frame.pool.stats, frame.blocks
+    pool, changed = frame.pool, frame.blocks
     return pb.PoolFrame(
         pool_id=pool.pool_id,
         life=pool.blocks.events.life,
@@ -237,13 +239,17 @@ def _frame_to_proto(frame: PoolFrame) -> pb.PoolFrame:
             for table in frame.tables
         ],
         gone_sequence_ids=pack_int64(frame.gone_sequence_ids),
-        totals=pb.PoolTotals(
-            prefix_lookup_tokens=stats.num_prefix_lookup_tokens,
-            prefix_hit_tokens=stats.num_prefix_hit_tokens,
-            host_hit_tokens=stats.num_host_hit_tokens,
-            evictions=stats.num_evictions,
-            sunk_blocks=stats.num_sunk_blocks,
-            swapped_out_blocks=stats.num_swapped_out_blocks,
-            swapped_in_blocks=stats.num_swapped_in_blocks,
-        ),
+        totals=_totals_to_proto(pool.stats),
+    )
+
+
+def _totals_to_proto(stats: KvStats) -> pb.PoolTotals:
+    return pb.PoolTotals(
+        prefix_lookup_tokens=stats.num_prefix_lookup_tokens,
+        prefix_hit_tokens=stats.num_prefix_hit_tokens,
+        host_hit_tokens=stats.num_host_hit_tokens,
+        evictions=stats.num_evictions,
+        sunk_blocks=stats.num_sunk_blocks,
+        swapped_out_blocks=stats.num_swapped_out_blocks,
+        swapped_in_blocks=stats.num_swapped_in_blocks,
     )
