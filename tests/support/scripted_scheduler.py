@@ -109,8 +109,11 @@ class ScriptedScheduler:
 
     def tell_status(self, ready: bool, reason: str = "", *, is_draining: bool = False) -> None:
         self.status = replace(self.status, ready=ready, reason=reason, model=self.model, is_draining=is_draining)
+        self.tell(self.status)
+
+    def tell(self, message: SchedulerMessage) -> None:
         assert self._link is not None
-        self._link.send(self.status)
+        self._link.send(message)
 
     def _on_closed(self) -> None:
         self._running.clear()

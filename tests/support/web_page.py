@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page
 
 from octavo.common.messages.generation import Submit
-from support.lively_services import LivelyPool, LivelyServices, lively_services
+from support.lively_services import LivelyPool, LivelyServices, lively_groups, lively_services
 from support.running_gateway import RunningGateway, running_gateway
 from support.scripted_scheduler import Answer
 
@@ -24,8 +24,15 @@ class Served:
 
     port: int
     gateway: RunningGateway
-    services: LivelyServices
+    groups: dict[str, LivelyServices]
+    """By pool."""
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def services(self) -> LivelyServices:
+        """Those of the only group."""
+        [services] = self.groups.values()
+        return services
 
     @property
     def url(self) -> str:
@@ -42,19 +49,23 @@ class Served:
 
 @contextmanager
 def served(
-    folder: Path, pool: LivelyPool, script: Callable[[Submit], Answer], tick_s: float, **settings: Any
+    folder: Path,
+    pools: LivelyPool | Sequence[LivelyPool],
+    script: Callable[[Submit], Answer],
+    tick_s: float,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """`tick_s`: seconds between two changes of the pool."""
+    """`pools`: of several groups, or the one of the only group. `tick_s`: seconds between two changes of them."""
     started: list[Served] = []
     is_up, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         try:
             async with (
-                lively_services(folder, pool, tick_s) as services,
-                running_gateway(script, step_s=0.004, max_model_len=4096, **services.targets, **settings) as gateway,
+                _services(folder, pools, tick_s) as (groups, where),
+                running_gateway(script, step_s=0.004, max_model_len=4096, **where, **settings) as gateway,
             ):
-                started.append(Served(gateway.port, gateway, services, asyncio.get_running_loop()))
+                started.append(Served(gateway.port, gateway, groups, asyncio.get_running_loop()))
                 is_up.set()
                 await stop.wait()
         finally:
@@ -71,9 +82,24 @@ def served(
         thread.join(30)
 
 
+@asynccontextmanager
+async def _services(
+    folder: Path, pools: LivelyPool | Sequence[LivelyPool], tick_s: float
+) -> AsyncIterator[tuple[dict[str, LivelyServices], dict[str, str]]]:
+    """By pool, and settings by which a gateway finds them."""
+    if isinstance(pools, LivelyPool):
+        async with lively_services(folder, pools, tick_s) as services:
+            yield {pools.pool_id: services}, services.targets
+    else:
+        async with lively_groups(folder, pools, tick_s) as (groups, registry):
+            yield groups, {"registry": registry}
+
+
 @contextmanager
-def page_of(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """A page in a fresh profile. It must not complain, nor ask anybody but its own gateway."""
+def page_of(
+    browser: Browser, url: str, refusals: tuple[str, ...] = ("400", "401", "403", "503"), **options: Any
+) -> Iterator[Page]:
+    """A page in a fresh profile. It must not complain but of `refusals`, nor ask anybody but its own gateway."""
     options = {"viewport": {"width": 1440, "height": 900}, **options}
     context = browser.new_context(**options)
     page = context.new_page()
@@ -86,8 +112,7 @@ def page_of(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     page.goto(url)
     try:
         yield page
-        expected = ("400", "401", "403", "503")
-        assert [text for text in complaints if not any(f"status of {code}" in text for code in expected)] == []
+        assert [text for text in complaints if not any(f"status of {code}" in text for code in refusals)] == []
         origin = url.split("/ui/")[0]
         assert [address for address in asked if not address.startswith((origin, "data:", "blob:"))] == []
     finally:

@@ -259,9 +259,7 @@ async def test_each_group_is_shown_by_its_name_and_all_side_by_side(tmp_path: Pa
         running_gateway(says("hi"), registry=registry) as gateway,
     ):
         load = SchedulerLoad(num_waiting=2, num_running=3, max_num_running=8, num_blocks=200, num_available_blocks=50)
-        link = gateway.schedulers["right"]._link
-        assert link is not None
-        link.send(load)
+        gateway.schedulers["right"].tell(load)
         viewers = {}
         for name, url in (("left", "/ui/api/stream"), ("right", "/ui/api/stream?pool=right")):
             async with gateway.http.stream("GET", url) as response:

@@ -112,9 +112,7 @@ async def test_requests_go_in_turn_and_all_end() -> None:
 async def test_the_least_loaded_group_by_what_schedulers_tell() -> None:
     hosts = Hosts("a", "b", script=counting)
     async with running(hosts, routing="least_loaded") as groups:
-        link = hosts.schedulers["a"]._link
-        assert link is not None
-        link.send(SchedulerLoad(num_waiting=1, num_running=4))
+        hosts.schedulers["a"].tell(SchedulerLoad(num_waiting=1, num_running=4))
         await asyncio.sleep(0.02)
         for index in range(3):
             await tokens_of(groups.submit(f"r{index}", [prompt()]))

@@ -9,7 +9,7 @@ const BUCKET_S = 4;
 const SLO_KEY = "octavo.slo";
 
 /** A canvas that is as sharp as the screen. Returns {context, width, height} in CSS pixels. */
-function prepared(canvas) {
+export function prepared(canvas) {
   const ratio = Math.max(1, devicePixelRatio);
   const { clientWidth: width, clientHeight: height } = canvas;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {

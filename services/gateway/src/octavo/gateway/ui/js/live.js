@@ -4,6 +4,7 @@ import { Activity } from "./activity.js";
 import { BlockColours } from "./blockcolours.js";
 import { LatencyCharts, StepsChart } from "./charts.js";
 import { byId, count, plural, setText } from "./format.js";
+import { Groups } from "./groups.js";
 import { PoolMap } from "./map.js";
 import { Figures, Places } from "./places.js";
 import { Pool, STATES } from "./pool.js";
@@ -33,7 +34,8 @@ export class LiveView {
       this.list.clear();
       this.highlight(blocks);
     });
-    this.figures = new Figures(this.pool, this.activity);
+    this.groups = new Groups((group) => location.replace(`#cache/${encodeURIComponent(group)}`));
+    this.figures = new Figures(this.pool, this.activity, this.groups);
     this.places = new Places(this.pool, this.activity);
     this.steps = new StepsChart(this.activity);
     this.latency = new LatencyCharts(this.activity);
@@ -47,13 +49,30 @@ export class LiveView {
     this.drawn = { text: -Infinity, slow: -Infinity, version: -1 };
     onTheme(() => {
       this.drawn.slow = this.drawn.text = -Infinity;
+      this.groups.isNew = true;
     });
     document.addEventListener("visibilitychange", () => this.follow());
   }
 
-  show(isShown) {
+  /** `group`: the one to show from now on, if it is given. */
+  show(isShown, group) {
     this.isShown = isShown;
+    if (group !== undefined && group !== this.stream.group) this.choose(group);
     this.follow();
+  }
+
+  /** Show another group; empty: the first. */
+  choose(group) {
+    this.stream.stop();
+    this.stream.group = group;
+    this.groups.show(group);
+    this.absences.clear();
+    this.pool.forget();
+    this.activity.reset();
+    this.prefixes.open.clear();
+    for (const part of [this.list, this.prefixes, this.figures, this.places]) part.clear();
+    this.highlight(null);
+    this.showNotice();
   }
 
   /** The stream is open while somebody can see the view. */
@@ -80,11 +99,14 @@ export class LiveView {
     } else if (message.type === "activity") {
       this.absences.delete("scheduler");
       this.activity.take(message);
-    } else if (message.type === "away") this.absences.set(message.service, message.reason);
+    } else if (message.type === "hello") this.groups.show(message.pool_id);
+    else if (message.type === "groups") this.groups.take(message);
+    else if (message.type === "away") this.absences.set(message.service, message.reason);
     this.showNotice();
   }
 
   takeState(state, reason) {
+    if (state === "unknown") return location.replace("#cache/");
     if (state === "open") this.absences.delete("gateway");
     else this.absences.set("gateway", reason);
     this.showNotice();
@@ -103,6 +125,7 @@ export class LiveView {
     performance.mark("octavo-draw");
     this.map.draw();
     if (!movesLittle()) this.steps.draw(false);
+    this.groups.draw();
     const isNew = this.drawn.version !== this.pool.version + this.activity.version;
     if (isNew && now - this.drawn.text >= TEXT_VIEWS_MS) {
       this.drawn.text = now;

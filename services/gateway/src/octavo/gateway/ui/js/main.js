@@ -15,8 +15,17 @@ const why = new WhyPanel();
 const live = new LiveView((requestId) => why.show(requestId));
 new Playground((requestId) => why.show(requestId));
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** The address says it: #playground, #cache, or #cache/GROUP. */
 function showView() {
-  const wanted = location.hash.slice(1);
+  const [wanted, group] = location.hash.slice(1).split("/").map(decoded);
   const view = VIEWS.includes(wanted) ? wanted : VIEWS[0];
   for (const name of VIEWS) byId(`view-${name}`).hidden = name !== view;
   for (const link of document.querySelectorAll("[data-view]")) {
@@ -24,7 +33,7 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   document.title = view === "cache" ? "Live cache – Octavo" : "Playground – Octavo";
-  live.show(view === "cache");
+  live.show(view === "cache", group);
 }
 
 async function showServed() {

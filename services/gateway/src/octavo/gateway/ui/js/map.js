@@ -75,6 +75,8 @@ export class PoolMap {
   draw() {
     const { pool } = this;
     byId("map-wait").hidden = pool.numBlocks > 0;
+    this.canvas.hidden = !pool.numBlocks;
+    if (!pool.numBlocks) for (const { number } of this.items) setText(number, "");
     if (!pool.numBlocks || !this.box.clientWidth) return false;
     if (!this.isLaidOut || this.image?.length !== this.columns * this.rows || this.drawnBlocks !== pool.numBlocks) this.layOut();
     const { changed } = pool;

@@ -10,8 +10,8 @@ const FIGURES = [
 ];
 
 export class Figures {
-  constructor(pool, activity) {
-    Object.assign(this, { pool, activity });
+  constructor(pool, activity, groups) {
+    Object.assign(this, { pool, activity, groups });
     this.cells = {};
     for (const [name, label] of FIGURES) {
       const value = element("dd", { class: "num", text: "–" });
@@ -26,15 +26,21 @@ export class Figures {
     setText(this.cells[name].about, about);
   }
 
+  clear() {
+    for (const [name] of FIGURES) this.set(name, "–", "");
+    setText(byId("pool-about"), "");
+  }
+
   draw() {
-    const { pool, activity } = this;
+    const { pool, activity, groups } = this;
     if (pool.info) {
       const { counts, totals, num_blocks: all, block_size: size } = pool.info;
       this.set("used", percent(counts.active / all), `${compact(counts.active)} of ${compact(all)}`);
       this.set("sharing", compact(pool.numSaved), `blocks; ${compact(pool.numShared)} are shared`);
       const looked = totals.prefix_lookup_tokens;
       this.set("hits", looked ? percent(totals.prefix_hit_tokens / looked) : "–", `of ${compact(looked)} prompt tokens`);
-      setText(byId("pool-about"), `${count(all)} blocks of ${size} tokens`);
+      const group = groups.figures.length > 1 ? `${groups.shownName} · ` : "";
+      setText(byId("pool-about"), `${group}${count(all)} blocks of ${size} tokens`);
     }
     if (activity.info) {
       const { queues } = activity.info;
@@ -52,6 +58,12 @@ export class Places {
     Object.assign(this, { pool, activity });
     this.box = byId("places");
     this.rows = new Map();
+  }
+
+  clear() {
+    this.box.replaceChildren();
+    this.rows.clear();
+    this.about = null;
   }
 
   draw() {

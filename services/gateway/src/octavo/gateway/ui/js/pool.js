@@ -26,6 +26,11 @@ export class Pool {
     this.version = 0;
   }
 
+  forget() {
+    this.info = null;
+    this.reset(0);
+  }
+
   /** A JSON message of type "pool". */
   takeInfo(message) {
     if (message.is_first || message.num_blocks !== this.numBlocks) this.reset(message.num_blocks);

@@ -3,6 +3,7 @@
 import { byId, compact, count, element, plural, setText, words } from "./format.js";
 
 const ROW_PX = 36;
+const NOTHING_CHOSEN = "Choose a sequence to see its block table, on its own and in the pool.";
 
 export class SequenceList {
   /** `onSelect(id, blocks)`: it was chosen, or its table has changed; (null, null): none is. `onWhy(requestId)`. `onBlock(block)`: pointed at. */
@@ -150,7 +151,7 @@ export class SequenceList {
     this.why = element("button", { type: "button", text: "Why?", onclick: () => this.onWhy(this.shownRequest) });
     this.table = element("canvas", { class: "table-canvas", role: "img", "aria-label": "Block table" });
     this.ids = element("p", { class: "mono ids" });
-    this.about = element("p", { class: "about", text: "Choose a sequence to see its block table, on its own and in the pool." });
+    this.about = element("p", { class: "about", text: NOTHING_CHOSEN });
     this.chosen = element("div", { class: "chosen", hidden: true }, element("div", { class: "detail-head" }, this.title, this.why), this.text, this.table, element("details", {}, element("summary", { class: "about", text: "Block ids in order" }), this.ids));
     this.detail.append(this.about, this.chosen);
     this.table.addEventListener("pointermove", (event) => {
@@ -167,7 +168,7 @@ export class SequenceList {
     this.about.hidden = Boolean(entry || table);
     this.chosen.hidden = !(entry || table);
     if (this.chosen.hidden) {
-      if (this.selected !== null) setText(this.about, "The sequence has ended.");
+      setText(this.about, this.selected === null ? NOTHING_CHOSEN : "The sequence has ended.");
       return;
     }
     const blocks = table?.blocks ?? [];

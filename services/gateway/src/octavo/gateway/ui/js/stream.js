@@ -8,11 +8,13 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 8000;
 
 export class LiveStream {
-  /** `handlers`: onJson(body), onBlocks(changes), onState("open" | "lost" | "refused", reason). */
+  /** `handlers`: onJson(body), onBlocks(changes), onState("open" | "lost" | "refused" | "unknown", reason). */
   constructor(handlers) {
     this.handlers = handlers;
     this.abort = null;
     this.retryMs = FIRST_RETRY_MS;
+    /** The group to show; empty: the first. */
+    this.group = "";
   }
 
   start() {
@@ -34,15 +36,15 @@ export class LiveStream {
   async run(abort) {
     while (!abort.signal.aborted) {
       try {
-        const response = await fetch("api/stream", { headers: authorization("admin"), signal: abort.signal });
+        const response = await fetch(`api/stream?pool=${encodeURIComponent(this.group)}`, { headers: authorization("admin"), signal: abort.signal });
         if (response.ok) {
           this.handlers.onState("open", "");
           this.retryMs = FIRST_RETRY_MS;
           await this.read(response.body.getReader());
           this.handlers.onState("lost", "the gateway ended the stream");
         } else {
-          this.handlers.onState("refused", await refusal(response));
-          if (response.status === 401 || response.status === 403) return;
+          this.handlers.onState(response.status === 404 ? "unknown" : "refused", await refusal(response));
+          if ([401, 403, 404].includes(response.status)) return;
         }
       } catch (error) {
         if (abort.signal.aborted) return;
