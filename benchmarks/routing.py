@@ -113,7 +113,6 @@ class Group:
         self._numbers = itertools.count(1)
         self.load = SchedulerLoad()
         self._free_at = 0.0
-        self._contexts: dict[int, int] = {}
         self.core.start(model, num_blocks, 2048)
         self._advance()
         self._tell()

@@ -74,7 +74,6 @@ class ClockWorker:
         self._queue: deque[tuple[StepPlan, float]] = deque()
         self._end_of_last = time.monotonic()
         self._tokens_left = [0] * max_num_seqs
-        self._is_measuring = False
         self.reset_measures()
 
     def reset_measures(self) -> None:

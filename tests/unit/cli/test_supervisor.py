@@ -20,7 +20,6 @@ from octavo.cli.supervisor import RestartPolicy, ServiceGaveUpError, Supervisor
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_quick_deaths=3, max_deaths_before_ready=2)
 
-RUNS = "import time; print('up', flush=True); time.sleep(60)"
 STOPS_POLITELY = """
 import signal, sys, time
 def stop(number, frame):

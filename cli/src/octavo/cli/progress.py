@@ -9,7 +9,3 @@ class Progress(Protocol):
     """Called with what is being done, and how far it is (0 to 1), or None where that is not known."""
 
     def __call__(self, activity: str, fraction: float | None = None) -> None: ...
-
-
-def silent(activity: str, fraction: float | None = None) -> None:
-    """Tells nobody."""

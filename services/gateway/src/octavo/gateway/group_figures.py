@@ -9,7 +9,7 @@ import grpc
 
 from octavo.common.links import TlsFiles, open_channel
 from octavo.common.roles import Role
-from octavo.gateway.worker_group import GroupState
+from octavo.gateway.routed_group import GroupState
 from octavo.gateway.worker_groups import WorkerGroups
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc

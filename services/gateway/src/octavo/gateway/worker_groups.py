@@ -21,9 +21,9 @@ from octavo.gateway.generation import Generation
 from octavo.gateway.pool_directory import PoolDirectory, PrefixMatcher
 from octavo.gateway.pool_follower import PoolFollower
 from octavo.gateway.request_part import Prompt
+from octavo.gateway.routed_group import GroupState, RoutedGroup
 from octavo.gateway.routing import Router, RoutingPolicy
 from octavo.gateway.scheduler_client import Connect, SchedulerClient
-from octavo.gateway.worker_group import GroupState, WorkerGroup
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class WorkerGroups:
         self._make_client = make_client
         self._settings = settings
         self._tls = tls
-        self._groups: dict[str, WorkerGroup] = {}
+        self._groups: dict[str, RoutedGroup] = {}
         self._router = Router(settings.routing)
         self._owners: OrderedDict[str, str] = OrderedDict()
         """request |-> pool"""
@@ -191,12 +191,12 @@ class WorkerGroups:
 
     # The choice of a group.
 
-    def _usable(self) -> list[WorkerGroup]:
+    def _usable(self) -> list[RoutedGroup]:
         """Those that can begin with a request at once, by their links at this moment."""
         clients = ((group, group.client) for group in self._groups.values())
         return [group for group, client in clients if client.takes_requests and not client.why_not_ready]
 
-    def _able(self, groups: list[WorkerGroup], prompts: Sequence[Prompt]) -> list[WorkerGroup]:
+    def _able(self, groups: list[RoutedGroup], prompts: Sequence[Prompt]) -> list[RoutedGroup]:
         """Of these, the ones with the served model and room for every prompt."""
         served = self.model
         longest = max(len(prompt.token_ids) + prompt.params.max_tokens for prompt in prompts)
@@ -208,7 +208,7 @@ class WorkerGroups:
             and longest <= model.max_model_len
         ]
 
-    def _choose(self, groups: list[WorkerGroup], prompts: Sequence[Prompt], cache_salt: bytes) -> WorkerGroup:
+    def _choose(self, groups: list[RoutedGroup], prompts: Sequence[Prompt], cache_salt: bytes) -> RoutedGroup:
         if len(groups) == 1:
             return groups[0]
         prompt = prompts[0]
@@ -222,7 +222,7 @@ class WorkerGroups:
         metrics.FORESEEN_CACHED_TOKENS.labels(chosen).inc(dict(candidates)[chosen].num_matched_tokens)
         return self._groups[chosen]
 
-    def _owner_of_branch(self, prompts: Sequence[Prompt]) -> WorkerGroup | None:
+    def _owner_of_branch(self, prompts: Sequence[Prompt]) -> RoutedGroup | None:
         branch = prompts[0].branch
         if branch is None:
             return None
@@ -252,7 +252,7 @@ class WorkerGroups:
                 if now_s - generation.last_news_s > self._settings.reroute_after_s and idle:
                     self._move(group, generation, "not begun in time", idle)
 
-    def _on_failed(self, group: WorkerGroup, generation: Generation, error: OctavoError) -> bool:
+    def _on_failed(self, group: RoutedGroup, generation: Generation, error: OctavoError) -> bool:
         """A scheduler refused a request. True if another one has it now."""
         is_elsewhere = isinstance(error, UnknownResponseError) and generation.is_branch
         if not (is_elsewhere or isinstance(error, (QueueFullError, NotReadyError))):
@@ -262,10 +262,10 @@ class WorkerGroups:
 
     def _move(
         self,
-        group: WorkerGroup,
+        group: RoutedGroup,
         generation: Generation,
         why: str,
-        among: list[WorkerGroup] | None = None,
+        among: list[RoutedGroup] | None = None,
         *,
         can_branch: bool = False,
     ) -> bool:
@@ -327,7 +327,7 @@ class WorkerGroups:
                 del self._groups[pool_id]
                 self._router.forget(pool_id)
 
-    def _new_group(self, pool_id: str) -> WorkerGroup:
+    def _new_group(self, pool_id: str) -> RoutedGroup:
         async def connect() -> Link[GatewayMessage, SchedulerMessage]:
             member = self._roster.latest(Role.SCHEDULER, pool_id)
             if member is None:
@@ -340,7 +340,7 @@ class WorkerGroups:
 
         client = self._make_client(connect)
         directory = PoolDirectory(self._settings.max_directory_blocks)
-        group = WorkerGroup(pool_id, client, directory)
+        group = RoutedGroup(pool_id, client, directory)
         client.on_change = self._is_changed.set
         client.on_failed = lambda generation, error: self._on_failed(group, generation, error)
         if self._refusal:

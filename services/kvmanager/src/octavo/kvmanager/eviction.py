@@ -46,10 +46,6 @@ class SegmentedLru:
         """A byte for each block of the pool, 0 for those that are not in here."""
         return bytes(self._segments)
 
-    @property
-    def num_protected(self) -> int:
-        return self._num_protected
-
     def note_hits(self, block_ids: Iterable[int]) -> None:
         """The blocks were found by a prefix. They need not be in here."""
         was_hit = self._was_hit

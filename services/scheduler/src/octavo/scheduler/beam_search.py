@@ -85,10 +85,6 @@ class BeamGroup:
         self._num_output_tokens = 0
         self._live = [_LiveBeam(0.0, None)]
 
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
-
     def step(self, rows: Sequence[TokenLogprobs]) -> list[Continuation]:
         """Take the likeliest next tokens of each live beam, in the order of the last continuations.
 

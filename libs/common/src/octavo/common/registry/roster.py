@@ -34,7 +34,6 @@ class Roster:
         """Called when members have come, gone or changed."""
         self._known: dict[str, tuple[Member, float]] = {}
         """id |-> what it told last, and when the registry named it last"""
-        self._was_read = asyncio.Event()
         self.away_reason = ""
         """Why the registry cannot be read; empty while it can."""
 
@@ -45,10 +44,6 @@ class Roster:
     def latest(self, role: Role, pool_id: str) -> Member | None:
         """The member of this role and pool with the highest epoch."""
         return latest(self.members, role, pool_id)
-
-    async def wait_until_read(self) -> None:
-        """Return once the registry has been read."""
-        await self._was_read.wait()
 
     async def refresh(self) -> None:
         """Read the registry once. While it is away, what was known stays known."""
@@ -72,7 +67,6 @@ class Roster:
                 continue
             self._known[member.member_id] = (member, now)
         self._known = {id_: known for id_, known in self._known.items() if now - known[1] <= self._keep_s}
-        self._was_read.set()
         if self.members != before:
             self.on_change()
 

@@ -1,4 +1,4 @@
-"""One worker group as a gateway knows it: owns what waits there, by this gateway's count."""
+"""A worker group that requests are routed to: owns what waits there, by this gateway's count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GroupState:
 
 
 @dataclass(slots=True, eq=False)
-class WorkerGroup:
+class RoutedGroup:
     """A block pool with its scheduler."""
 
     pool_id: str
