@@ -7,12 +7,7 @@ import pytest
 from octavo.common.codecs.arrays import unpack_float64, unpack_int32, unpack_int64
 from octavo.scheduler.activity import MAX_STEPS, ActivityWatch
 from octavo.simulator.step_cluster import StepCluster
-
-VOCAB = 97
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
+from support.step_traffic import some_prompt
 
 
 def test_sequences_are_named_once_and_steps_are_told_once() -> None:

@@ -11,16 +11,7 @@ from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.sequence import choice_seed
 from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
-
-VOCAB = 97
-
-
-def greedy(prompt: list[int], num_tokens: int) -> list[int]:
-    return expected_output(prompt, num_tokens, VOCAB)
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
+from support.step_traffic import VOCAB, RandomTraffic, greedy, some_prompt
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 31, 32, 33, 100])
@@ -286,39 +277,12 @@ def test_random_traffic_ends_right_and_leaves_nothing(seed: int) -> None:
         ),
         seed=seed,
     )
-    limit = cluster.model.max_model_len
-    heads = [some_prompt(dice.randrange(1, limit), first=first) for first in range(3)]
-    submitted: dict[int, tuple[list[int], int, int, bool]] = {}
-    aborted: set[int] = set()
+    traffic = RandomTraffic(cluster, dice)
     for _ in range(40):
-        if dice.random() < 0.7:
-            head = dice.choice(heads)
-            prompt = head[: dice.randrange(1, len(head) + 1)] + some_prompt(
-                dice.randrange(0, 4), first=dice.randrange(50)
-            )
-            prompt = prompt[: limit - 1]
-            max_tokens = dice.randrange(1, limit - len(prompt) + 1)
-            n, sampled = dice.choice([1, 1, 1, 2, 5]), dice.random() < 0.5
-            request = cluster.submit(prompt, max_tokens, n=n, seed=7, temperature=1.0 if sampled else 0.0)
-            submitted[request] = (prompt, max_tokens, n, sampled)
-        if submitted and dice.random() < 0.3:
-            request = dice.choice(list(submitted))
-            aborted.add(request)
-            cluster.abort(request, dice.choice([None, 0, 1]))
+        traffic.go_on()
         if dice.random() < 0.05:
             cluster.crash()
         for _ in range(dice.randrange(0, 40)):
             cluster.step()
     cluster.run()
-    assert cluster.failed == {}
-    for request, (prompt, max_tokens, n, sampled) in submitted.items():
-        for choice in range(n):
-            end = cluster.finished[request, choice]
-            answer = expected_output(prompt, max_tokens, VOCAB, choice_seed(7, choice), 1.0 if sampled else 0.0)
-            if 13 in answer:
-                answer = answer[: answer.index(13) + 1]
-            if end.reason is FinishReason.ABORT:
-                assert request in aborted
-                answer = answer[: len(cluster.output(request, choice))]
-            assert cluster.output(request, choice) == answer
-    cluster.assert_idle()
+    traffic.assert_exact()

@@ -12,12 +12,7 @@ from octavo.scheduler.core_settings import CoreSettings
 from octavo.simulator.beam_reference import beam_answers
 from octavo.simulator.scripted_worker import expected_output, likeliest_tokens
 from octavo.simulator.step_cluster import StepCluster
-
-VOCAB = 97
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
+from support.step_traffic import VOCAB, some_prompt
 
 
 def logprobs_after(token_ids: Sequence[int]) -> dict[int, float]:

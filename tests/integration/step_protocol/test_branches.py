@@ -9,16 +9,7 @@ from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.sequence import choice_seed
 from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
-
-VOCAB = 97
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
-
-
-def greedy(prompt: list[int], num_tokens: int) -> list[int]:
-    return expected_output(prompt, num_tokens, VOCAB)
+from support.step_traffic import VOCAB, greedy, some_prompt
 
 
 def without_cache() -> CoreSettings:

@@ -7,22 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.common.messages.generation import FinishReason
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
-from octavo.scheduler.sequence import choice_seed
 from octavo.simulator.faulty_cluster import FaultyCluster
-from octavo.simulator.scripted_worker import expected_output
-
-VOCAB = 97
-
-
-def greedy(prompt: list[int], num_tokens: int) -> list[int]:
-    return expected_output(prompt, num_tokens, VOCAB)
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
+from support.step_traffic import RandomTraffic, greedy, some_prompt
 
 
 def steps(cluster: FaultyCluster, count: int) -> None:
@@ -163,38 +151,13 @@ def run_random_faults(seed: int, folder: Path) -> FaultyCluster:
         num_host_blocks=dice.choice([0, 10, 100]),
         seed=seed,
     )
-    limit = cluster.model.max_model_len
-    heads = [some_prompt(dice.randrange(1, limit), first=first) for first in range(3)]
-    submitted: dict[int, tuple[list[int], int, int, bool]] = {}
-    aborted: set[int] = set()
+    traffic = RandomTraffic(cluster, dice)
     faults = [cluster.cut_worker_link, cluster.cut_kv_link, cluster.restart_kvmanager, cluster.restart_worker]
     for _ in range(40):
-        if dice.random() < 0.7:
-            head = dice.choice(heads)
-            tail = some_prompt(dice.randrange(0, 4), first=dice.randrange(50))
-            prompt = (head[: dice.randrange(1, len(head) + 1)] + tail)[: limit - 1]
-            max_tokens = dice.randrange(1, limit - len(prompt) + 1)
-            n, sampled = dice.choice([1, 1, 1, 2, 5]), dice.random() < 0.5
-            request = cluster.submit(prompt, max_tokens, n=n, seed=7, temperature=1.0 if sampled else 0.0)
-            submitted[request] = (prompt, max_tokens, n, sampled)
-        if submitted and dice.random() < 0.3:
-            request = dice.choice(list(submitted))
-            aborted.add(request)
-            cluster.abort(request, dice.choice([None, 0, 1]))
+        traffic.go_on()
         if dice.random() < 0.3:
             dice.choices(faults, [4, 4, 4, 1])[0](dice.choice([0, 0, 5, 50, 200]))
         steps(cluster, dice.randrange(0, 60))
     cluster.run()
-    assert cluster.failed == {}
-    for request, (prompt, max_tokens, n, sampled) in submitted.items():
-        for choice in range(n):
-            end = cluster.finished[request, choice]
-            answer = expected_output(prompt, max_tokens, VOCAB, choice_seed(7, choice), 1.0 if sampled else 0.0)
-            if 13 in answer:
-                answer = answer[: answer.index(13) + 1]
-            if end.reason is FinishReason.ABORT:
-                assert request in aborted
-                answer = answer[: len(cluster.output(request, choice))]
-            assert cluster.output(request, choice) == answer
-    cluster.assert_idle()
+    traffic.assert_exact()
     return cluster

@@ -7,14 +7,10 @@ import pytest
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
+from support.step_traffic import VOCAB, some_prompt
 
-VOCAB = 97
 NUM_BLOCKS = 24
 SLABS = CoreSettings(max_num_batched_tokens=32, prefix_cache=False, reservation="slabs")
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
 
 
 def tables(cluster: StepCluster) -> list[list[int]]:

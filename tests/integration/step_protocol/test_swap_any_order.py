@@ -11,20 +11,11 @@ from octavo.common.messages.generation import FinishReason
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
-from octavo.scheduler.sequence import SequenceState, choice_seed
-from octavo.simulator.scripted_worker import expected_output
+from octavo.scheduler.sequence import SequenceState
 from octavo.simulator.step_cluster import StepCluster
+from support.step_traffic import RandomTraffic, greedy, some_prompt
 
-VOCAB = 97
 SWAP = CoreSettings(max_num_batched_tokens=32, preemption=PreemptionSettings(mode="swap"))
-
-
-def greedy(prompt: list[int], num_tokens: int) -> list[int]:
-    return expected_output(prompt, num_tokens, VOCAB)
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
 
 
 def crowded(seed: int = 0, num_host_blocks: int = 60, settings: CoreSettings = SWAP) -> StepCluster:
@@ -209,39 +200,13 @@ def run_random_traffic(seed: int) -> StepCluster:
         watermark=dice.choice([0.01, 0.01, 0.2]),
         seed=seed,
     )
-    limit = cluster.model.max_model_len
-    heads = [some_prompt(dice.randrange(1, limit), first=first) for first in range(3)]
-    submitted: dict[int, tuple[list[int], int, int, bool]] = {}
-    aborted: set[int] = set()
+    traffic = RandomTraffic(cluster, dice, priorities=(0, 0, 0, -1, 3))
     for _ in range(40):
-        if dice.random() < 0.7:
-            head = dice.choice(heads)
-            tail = some_prompt(dice.randrange(0, 4), first=dice.randrange(50))
-            prompt = (head[: dice.randrange(1, len(head) + 1)] + tail)[: limit - 1]
-            max_tokens = dice.randrange(1, limit - len(prompt) + 1)
-            n, sampled = dice.choice([1, 1, 1, 2, 5]), dice.random() < 0.5
-            temperature, priority = (1.0 if sampled else 0.0), dice.choice([0, 0, 0, -1, 3])
-            request = cluster.submit(prompt, max_tokens, n=n, seed=7, temperature=temperature, priority=priority)
-            submitted[request] = (prompt, max_tokens, n, sampled)
-        if submitted and dice.random() < 0.3:
-            request = dice.choice(list(submitted))
-            aborted.add(request)
-            cluster.abort(request, dice.choice([None, 0, 1]))
+        traffic.go_on()
         if dice.random() < 0.03:
             cluster.crash()
         for _ in range(dice.randrange(0, 40)):
             cluster.step()
     cluster.run()
-    assert cluster.failed == {}
-    for request, (prompt, max_tokens, n, sampled) in submitted.items():
-        for choice in range(n):
-            end = cluster.finished[request, choice]
-            answer = expected_output(prompt, max_tokens, VOCAB, choice_seed(7, choice), 1.0 if sampled else 0.0)
-            if 13 in answer:
-                answer = answer[: answer.index(13) + 1]
-            if end.reason is FinishReason.ABORT:
-                assert request in aborted
-                answer = answer[: len(cluster.output(request, choice))]
-            assert cluster.output(request, choice) == answer
-    cluster.assert_idle()
+    traffic.assert_exact()
     return cluster

@@ -8,13 +8,9 @@ from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.preemption import PreemptionSettings
 from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
+from support.step_traffic import VOCAB, some_prompt
 
-VOCAB = 97
 MIN_PROGRESS = 8
-
-
-def some_prompt(length: int, first: int) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
 
 
 def roomy(*, seed: int = 0, depth: int = 2, max_num_seqs: int = 2) -> StepCluster:

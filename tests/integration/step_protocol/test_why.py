@@ -14,12 +14,7 @@ from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.request_records import WaitCause
 from octavo.simulator.scripted_worker import expected_output
 from octavo.simulator.step_cluster import StepCluster
-
-VOCAB = 97
-
-
-def some_prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + 7 * position) % VOCAB for position in range(length)]
+from support.step_traffic import VOCAB, some_prompt
 
 
 def why(cluster: StepCluster, request_no: int, *, for_operator: bool = True) -> dict[str, Any]:
