@@ -1,4 +1,4 @@
-"""A service is killed while requests run: the supervisor starts it again, and clients see a pause."""
+"""A service is killed, or hangs, while requests run: clients see a pause, and whoever asks is told what is wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -20,6 +21,7 @@ from support.streams import Stream, assert_tokens_follow
 from support.tiny_models import TinyModel, prompt_of
 
 NUM_TOKENS = 300
+LOSSES = ("octavo_pool_losses_total", "octavo_worker_resumes_total", "octavo_kvmanager_resumes_total")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,40 @@ async def test_worker_keeps_its_model_and_clients_their_requests_over_the_death_
     cluster.wait_until_ready()
     assert cluster.pids()["worker"] == worker
     assert cluster.log().count("model loaded") == num_loads, "the worker loads its model again for a new scheduler"
+    cluster.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("service", "name"), [("worker", "worker"), ("kvmanager", "KV manager"), ("scheduler", "scheduler")]
+)
+async def test_a_service_that_hangs_is_named_within_5_s_and_all_goes_on_once_it_does(
+    service: str, name: str, cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
+) -> None:
+    """ops-374, of a process; test_readiness.py has a step that does not end."""
+    assert isinstance(cluster, ProcessCluster)
+    before = [cluster.metric(counter) for counter in LOSSES]
+    streams = [Stream() for _ in long_references]
+    running = [
+        stream.start(client, reference.prompt_ids, NUM_TOKENS)
+        for stream, reference in zip(streams, long_references, strict=True)
+    ]
+    await asyncio.gather(*(stream.has_tokens(20) for stream in streams))
+    hung = cluster.pids()[service]
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        reason = f"the {name} gives no sign of life"
+        async with asyncio.timeout(5.0), httpx.AsyncClient(base_url=cluster.url, trust_env=False) as http:
+            while reason not in (answer := await http.get("/health/ready")).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert answer.status_code == 503
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    await asyncio.gather(*running)
+    for stream, reference in zip(streams, long_references, strict=True):
+        assert (stream.error, stream.finish_reasons) == (None, ["length"])
+        assert stream.token_ids == reference.output_ids
+    cluster.wait_until_ready()
+    assert [cluster.metric(counter) for counter in LOSSES] == before, "a hang of some seconds costs no link"
     cluster.assert_idle()
 
 

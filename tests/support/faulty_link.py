@@ -22,6 +22,8 @@ class FaultyLink:
         """Bounds, drawn anew for each piece."""
         self.is_away = False
         """New connections are refused."""
+        self.max_idle_s: float | None = None
+        """A connection on which nothing comes for so long from one end is cut, as balancers do."""
         self.num_connections = 0
         self._flows = asyncio.Event()
         self._flows.set()
@@ -77,8 +79,8 @@ class FaultyLink:
                 end.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while piece := await reader.read(2**16):
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while piece := await asyncio.wait_for(reader.read(2**16), self.max_idle_s):
                 await asyncio.sleep(random.uniform(*self.delay_s))
                 await self._flows.wait()
                 writer.write(piece)

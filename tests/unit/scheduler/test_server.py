@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -274,7 +275,7 @@ async def test_kv_manager_that_was_replaced_is_refused() -> None:
 
 
 async def test_a_scheduler_that_waits_for_its_worker_always_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.scheduler.server._UNTOLD_ABSENCE_S", 0.1)
+    monkeypatch.setattr("octavo.scheduler.readiness._UNTOLD_ABSENCE_S", 0.1)
     host = FakeHost()
     host.is_up = False
     async with running(host) as (scheduler, gateway, _):
@@ -467,7 +468,7 @@ async def test_a_scheduler_whose_pool_another_has_taken_says_so_and_does_not_tak
             owner.bind(answers.append, ignore)
             owner.send(OpenPool("default", 2**63, 99, NUM_BLOCKS, BLOCK_SIZE))
             refusal = f"refused by the KV manager: epoch {host.epochs[0]} of pool 'default'; it has seen {2**63}"
-            await eventually(lambda: refusal in scheduler._away["KV manager"].reason if scheduler._away else False)
+            await eventually(lambda: refusal in scheduler._readiness.longest_absence(time.monotonic())[1])
             await eventually(lambda: gateway.statuses[-1].reason == refusal, within_s=10)
             assert not owner.is_closed
             assert [type(answer) for answer in answers] == [PoolOpened]

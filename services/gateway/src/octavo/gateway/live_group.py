@@ -10,7 +10,6 @@ import grpc
 import structlog
 
 from octavo.common.links import TlsFiles, open_channel
-from octavo.common.links.grpc_stream import CHANNEL_OPTIONS
 from octavo.common.roles import Role
 from octavo.gateway.live_activity import LiveActivity
 from octavo.gateway.live_frames import json_frame
@@ -73,7 +72,7 @@ class LiveGroup:
             await asyncio.sleep(_RETRY_S)
 
     async def _follow_at(self, service: Role, target: str) -> None:
-        async with open_channel(target, service, self._tls, CHANNEL_OPTIONS) as channel:
+        async with open_channel(target, service, self._tls) as channel:
             async for frame in self._stream(service, channel):
                 self._absences.pop(service, None)
                 self._tell(self._views[service].take(frame))

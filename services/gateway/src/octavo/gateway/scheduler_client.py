@@ -92,7 +92,9 @@ class SchedulerClient:
     @property
     def why_not_ready(self) -> str:
         """Empty when requests can be served, else the reason, for people."""
-        return self._refusal or ("" if self._status.ready else self._status.reason or "the scheduler is not ready")
+        if self._refusal or not self._status.ready:
+            return self._refusal or self._status.reason or "the scheduler is not ready"
+        return "the scheduler gives no sign of life" if self._link is not None and self._link.is_quiet else ""
 
     @property
     def why_refused(self) -> str:

@@ -27,6 +27,7 @@ from octavo.scheduler.admissions import Admissions
 from octavo.scheduler.block_account import BlockAccount
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.forks import Forks
+from octavo.scheduler.launcher import LaunchedStep
 from octavo.scheduler.pipeline import Pipeline
 from octavo.scheduler.places import Places
 from octavo.scheduler.preemption import Preemption
@@ -145,9 +146,9 @@ class SchedulerCore:
         return self._life.preemption.cost if self._life else None
 
     @property
-    def oldest_launch_at(self) -> float | None:
-        """When the oldest step on its way was launched."""
-        return self._life.pool.steps.oldest_launch_at if self._life else None
+    def oldest_step(self) -> LaunchedStep | None:
+        """Of those on their way."""
+        return self._life.pool.steps.oldest if self._life else None
 
     # Worker and KV manager come and go.
 
@@ -295,9 +296,7 @@ class SchedulerCore:
                 life.relief.pause_less_urgent()
                 life.admissions.ask_for_waiting()
                 outbox.kv_request = self._take_kv_request(life, is_idle=self.has_worker and not outbox.plans)
-        outbox.batches = self._requests.take_batches(
-            are_tokens_due=self.oldest_launch_at is not None and self.has_worker
-        )
+        outbox.batches = self._requests.take_batches(are_tokens_due=self.oldest_step is not None and self.has_worker)
         if self.num_waiting:
             self.log.head_waits(self._places.waiting.peek(), self._why_head_waits())
         self.log.settle(now)

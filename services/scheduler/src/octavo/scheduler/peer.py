@@ -49,6 +49,11 @@ class Peer(Generic[Sent, Received]):
         self._opened = asyncio.Event()
         """The present link, or the last one, was opened."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """There is a link, and nothing has come over it for some seconds."""
+        return self._link is not None and self._link.is_quiet
+
     def send(self, message: Sent) -> None:
         """Nothing is sent while the link is lost."""
         if self._link is not None:

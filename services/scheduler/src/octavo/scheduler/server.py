@@ -9,7 +9,6 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -49,6 +48,7 @@ from octavo.scheduler.core import SchedulerCore
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.peer import Peer
 from octavo.scheduler.preemption import PreemptionSettings
+from octavo.scheduler.readiness import Readiness
 from octavo.scheduler.request_explanation import explain
 from octavo.scheduler.request_spans import RequestSpans
 from octavo.scheduler.worker_group import WorkerGroup
@@ -63,17 +63,6 @@ _WATCH_INTERVAL_S = 0.5
 _COLLECTION_INTERVAL_S = 10.0
 _LATEST_COLLECTION_S = 600.0
 """After so long the collector runs even while requests do."""
-_UNTOLD_ABSENCE_S = 2.0
-"""For that long after a link is lost that may go on, gateways send requests as before, which wait."""
-
-
-@dataclass(slots=True)
-class _Absence:
-    """A link that is lost."""
-
-    since: float
-    reason: str
-    """Of the last attempt."""
 
 
 class SchedulerServer:
@@ -137,12 +126,11 @@ class SchedulerServer:
         )
         self._has_worker_life = asyncio.Event()
         """There is a worker whose blocks the KV manager could keep."""
-        self._away = {peer.name: _Absence(time.monotonic(), "") for peer in (self._worker, self._kvmanager)}
-        """Links that are lost, by peer."""
+        self._readiness = Readiness([self._worker, self._kvmanager], time.monotonic())
         self._gateways: dict[int, GatewayLink] = {}
         self._gateway_ids = itertools.count(1)
         self._is_draining = False
-        self._status = self._status_now(ready=False, reason="not connected to a worker yet")
+        self._status = self._status_now()
         self._load = SchedulerLoad()
         """As told last."""
         self._kv_asked_at: float | None = None
@@ -205,19 +193,21 @@ class SchedulerServer:
         self.core.on_gateway_lost(gateway_id)
         self._advance()
 
-    def _set_status(self, *, ready: bool, reason: str) -> None:
-        if self._is_draining:
-            ready, reason = False, "shutting down"
-        status = self._status_now(ready=ready, reason=reason)
+    def _tell_status(self) -> None:
+        status = self._status_now()
         if status == self._status:
             return
         self._status = status
         for link in self._gateways.values():
             link.send(self._status)
 
-    def _status_now(self, *, ready: bool, reason: str) -> SchedulerStatus:
+    def _status_now(self) -> SchedulerStatus:
+        if self._is_draining:
+            reason = "shutting down"
+        else:
+            reason = self._readiness.why_not(time.monotonic(), self.core.oldest_step)
         pool_id, epoch = self._config.pool_id, self._first_epoch
-        return SchedulerStatus(ready, reason, self.core.model, self._is_draining, pool_id, epoch)
+        return SchedulerStatus(not reason, reason, self.core.model, self._is_draining, pool_id, epoch)
 
     def _tell_load(self) -> None:
         load = self.core.load
@@ -258,10 +248,12 @@ class SchedulerServer:
         else:
             self._kvmanager.give_up(LinkClosedError("the worker has started over"), can_resume=False)
             self._has_worker_life.set()
-        self._came_back(self._worker)
+        self._readiness.came_back(self._worker)
+        self._tell_status()
         self._advance()
 
     def _on_worker_message(self, message: WorkerReply) -> None:
+        self._readiness.step_ended(time.monotonic())
         self._group.on_worker_message(message)
         self._advance()
 
@@ -285,7 +277,8 @@ class SchedulerServer:
         self._group.on_pool_opened(opened)
         self._kv_asked_at = time.monotonic() if self._group.has_unanswered_kv else None
         log.info("KV manager resumed" if opened.is_resumed else "KV manager opened the pool", epoch=self._group.epoch)
-        self._came_back(self._kvmanager)
+        self._readiness.came_back(self._kvmanager)
+        self._tell_status()
         gc.collect()
         gc.freeze()
         self._collected_at = time.monotonic()
@@ -302,21 +295,9 @@ class SchedulerServer:
             self._worker.give_up(LinkClosedError(f"the pool cannot be declared: {error}"), can_resume=False)
         self._went_away(self._kvmanager, error, can_resume)
 
-    def _came_back(self, peer: Peer[Any, Any]) -> None:
-        self._away.pop(peer.name, None)
-        if not self._away:
-            self._set_status(ready=True, reason="")
-
     def _went_away(self, peer: Peer[Any, Any], error: OctavoError, can_resume: bool) -> None:
-        absence = self._away.get(peer.name)
-        if absence is None:
-            log.warning("link lost", error=error.message)
-            absence = self._away[peer.name] = _Absence(time.monotonic(), error.message)
-        elif not absence.reason:
-            log.info("link not open yet", error=error.message)
-        absence.reason = error.message
-        if not can_resume:
-            self._set_status(ready=False, reason=error.message)
+        self._readiness.went_away(peer, error, time.monotonic(), can_resume=can_resume)
+        self._tell_status()
         self._advance()
 
     async def _watch(self) -> None:
@@ -325,14 +306,15 @@ class SchedulerServer:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             self._advance()  # waits for a leader may have lasted long enough
             now = time.monotonic()
-            launched_at, config = self.core.oldest_launch_at, self._config
-            if launched_at is not None and now - launched_at > config.step_timeout_s and self.core.has_worker:
+            step, config = self.core.oldest_step, self._config
+            if step is not None and now - step.launched_at > config.step_timeout_s and self.core.has_worker:
                 error = LinkClosedError(f"the worker has not finished a step within {config.step_timeout_s} s")
                 self._worker.give_up(error, can_resume=False)
             if self._kv_asked_at is not None and now - self._kv_asked_at > config.kvmanager_timeout_s:
                 error = LinkClosedError(f"the KV manager has not answered within {config.kvmanager_timeout_s} s")
                 self._kvmanager.give_up(error, can_resume=True)
-            self._judge_absence(now)
+            self._fail_overdue(now)
+            self._tell_status()
             self._advance()
             self._tell_load()
             self._collect_garbage(now)
@@ -344,18 +326,12 @@ class SchedulerServer:
             gc.collect()
             self._collected_at = now
 
-    def _judge_absence(self, now: float) -> None:
-        """A short one is a pause that no client need know of; a long one fails what waits for it."""
-        overdue: list[str] = []
-        for name, absence in self._away.items():
-            away_s = now - absence.since
-            if away_s > _UNTOLD_ABSENCE_S:
-                overdue.append(absence.reason or f"not connected to the {name} yet")
-            if away_s > self._config.recovery_timeout_s and self.core.num_requests:
-                self.core.fail_all(NotReadyError(f"no worker and KV manager to serve this: {absence.reason}"))
-                self._advance()
-        if overdue:
-            self._set_status(ready=False, reason=overdue[0])
+    def _fail_overdue(self, now: float) -> None:
+        """A long absence fails what waits for its end."""
+        away_s, reason = self._readiness.longest_absence(now)
+        if away_s > self._config.recovery_timeout_s and self.core.num_requests:
+            self.core.fail_all(NotReadyError(f"no worker and KV manager to serve this: {reason}"))
+            self._advance()
 
     def _model_of(self, ready: WorkerReady) -> ModelInfo:
         """The model as this scheduler can serve it: a sequence never outgrows the pool."""
@@ -387,7 +363,7 @@ class SchedulerServer:
             for task in done:
                 task.result()  # raises if a link's keeper has failed, which is a bug
             self._is_draining = True
-            self._set_status(ready=False, reason="shutting down")
+            self._tell_status()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), self._config.drain_grace_s)
         finally:

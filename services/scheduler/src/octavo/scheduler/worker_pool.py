@@ -29,8 +29,8 @@ class StepsInFlight:
         return len(self._steps)
 
     @property
-    def oldest_launch_at(self) -> float | None:
-        return self._steps[0].launched_at if self._steps else None
+    def oldest(self) -> LaunchedStep | None:
+        return self._steps[0] if self._steps else None
 
     def launched(self, step: LaunchedStep) -> None:
         self.last_launched = step.step_id

@@ -8,10 +8,11 @@
 """
 
 from octavo.common.links.address import Address
+from octavo.common.links.channel import open_channel
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.local import local_pair
 from octavo.common.links.open import Listener, connect, listen
-from octavo.common.links.tls import TlsFiles, open_channel
+from octavo.common.links.tls import TlsFiles
 
 __all__ = [
     "Address",

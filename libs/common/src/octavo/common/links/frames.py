@@ -1,6 +1,6 @@
 """The frames carrier: a 4-byte little-endian length, then one protobuf message, over a Unix socket.
 
-The first frame of each end tells which versions of the protocol it speaks.
+The first frame of each end tells which versions of the protocol it speaks. An empty frame is a heartbeat.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from octavo.common.errors import (
     ProtocolVersionError,
 )
 from octavo.common.links import protocol_version
+from octavo.common.links.heartbeat import HEARTBEAT, BeatingLink
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.socket_files import for_this_user
 
@@ -29,7 +30,7 @@ MAX_BUFFERED_BYTES = 64 * 2**20
 _LENGTH = struct.Struct("<I")
 
 
-class FramesLink(asyncio.Protocol, Link[Any, Any]):
+class FramesLink(asyncio.Protocol, BeatingLink):
     """One end of a Unix-socket stream."""
 
     def __init__(
@@ -38,7 +39,7 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
         decode: Callable[[bytes], Any],
         on_connected: Callable[[FramesLink], None] | None = None,
     ) -> None:
-        Link.__init__(self)
+        BeatingLink.__init__(self)
         self._encode, self._decode = encode, decode
         self._on_connected = on_connected
         self._transport: asyncio.Transport | None = None
@@ -49,10 +50,12 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own classes do not derive from asyncio's
         self._write(protocol_version.ours().to_bytes())
+        self._begin_beats()
         if self._on_connected is not None:
             self._on_connected(self)
 
     def data_received(self, data: bytes) -> None:
+        self._heard()
         received = self._received or data  # a message mostly comes whole, and then is not copied
         if received is not data:
             self._received += data
@@ -69,6 +72,8 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
             if not self._is_agreed:
                 if not self._agree(body):
                     return
+                continue
+            if body == HEARTBEAT:
                 continue
             try:
                 message = self._decode(body)
@@ -99,6 +104,12 @@ class FramesLink(asyncio.Protocol, Link[Any, Any]):
     def _write(self, body: bytes) -> None:
         assert self._transport is not None
         self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    def _send_heartbeat(self) -> None:
+        self._write(HEARTBEAT)
+
+    def _give_up(self, error: LinkClosedError) -> None:
+        self._fail(error)
 
     def _agree(self, preface: bytes) -> bool:
         try:

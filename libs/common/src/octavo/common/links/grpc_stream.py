@@ -1,4 +1,7 @@
-"""The gRPC carrier: one bidirectional streaming call per link, its messages already encoded."""
+"""The gRPC carrier: one bidirectional streaming call per link, its messages already encoded.
+
+An empty message is a heartbeat. gRPC's own keepalive asks the process, not its event loop, and only every 10 s.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +14,32 @@ import structlog
 
 from octavo.common.errors import LinkClosedError, OverloadedLinkError, ProtocolError, ProtocolVersionError
 from octavo.common.links import protocol_version
+from octavo.common.links.channel import open_channel
+from octavo.common.links.heartbeat import HEARTBEAT, BeatingLink
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.role_check import require_role
-from octavo.common.links.tls import TlsFiles, open_channel
+from octavo.common.links.tls import TlsFiles
 from octavo.common.roles import Role
 
 log = structlog.get_logger()
 
-MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_BUFFERED_MESSAGES = 65_536
 _PROBE_TIMEOUT_S = 0.2
 _CUT_OFF = ("Socket closed", "Connection reset", "WRONG_VERSION_NUMBER")
 """How gRPC tells that the other end did not like our handshake."""
 _OF_ANOTHER_NAME = "Hostname Verification Check failed"
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # One definition for both ends: a client that pings more often than the server allows is cut off.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
-
 _END = object()
 
 
-class GrpcLink(Link[Any, Any]):
+class GrpcLink(BeatingLink):
     """One end of a streaming call. `pump` is run by whoever owns the call."""
 
     def __init__(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         super().__init__()
         self._encode, self._decode = encode, decode
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._owner: Any = None
+        self._begin_beats()
 
     def send(self, message: Any) -> None:
         if self._closed:
@@ -61,6 +53,13 @@ class GrpcLink(Link[Any, Any]):
         self._outbox.put_nowait(_END)
         self._ended(None)
 
+    def _send_heartbeat(self) -> None:
+        self._outbox.put_nowait(HEARTBEAT)
+
+    def _give_up(self, error: LinkClosedError) -> None:
+        self._outbox.put_nowait(_END)
+        self._ended(error)
+
     async def outgoing(self) -> AsyncIterator[bytes]:
         """Encoded messages until the link is closed."""
         while (item := await self._outbox.get()) is not _END:
@@ -70,6 +69,9 @@ class GrpcLink(Link[Any, Any]):
         """Deliver what comes in until the call ends."""
         try:
             async for body in incoming:
+                self._heard()
+                if body == HEARTBEAT:
+                    continue
                 try:
                     message = self._decode(body)
                 except ValueError as error:
@@ -104,12 +106,16 @@ class _ClientLink(GrpcLink):
         finally:
             await self._channel.close(None)
 
+    def _give_up(self, error: LinkClosedError) -> None:
+        super()._give_up(error)
+        self._task.cancel()
+
 
 async def connect_grpc(
     target: str, codec: StreamCodec[Any, Any], timeout_s: float, tls: TlsFiles | None = None
 ) -> Link[Any, Any]:
     """The client's end. Raises OSError if nobody answers within `timeout_s`, or not in the way that `tls` asks for."""
-    channel = open_channel(target, codec.server, tls, CHANNEL_OPTIONS)
+    channel = open_channel(target, codec.server, tls)
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError:

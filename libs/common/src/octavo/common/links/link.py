@@ -66,6 +66,11 @@ class Link(ABC, Generic[Sent, Received]):
     def is_closed(self) -> bool:
         return self._closed
 
+    @property
+    def is_quiet(self) -> bool:
+        """The other end has given no sign of life for some seconds: it hangs, or the way to it does."""
+        return False
+
     @abstractmethod
     def send(self, message: Sent) -> None:
         """Queue a message. Never blocks; on a closed link it does nothing, since `on_closed` tells.

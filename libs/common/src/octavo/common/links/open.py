@@ -12,8 +12,9 @@ import grpc
 import structlog
 
 from octavo.common.links.address import Address
+from octavo.common.links.channel import CHANNEL_OPTIONS
 from octavo.common.links.frames import connect_frames, listen_frames
-from octavo.common.links.grpc_stream import CHANNEL_OPTIONS, connect_grpc, stream_handler
+from octavo.common.links.grpc_stream import connect_grpc, stream_handler
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.role_check import UnaryCallGate
 from octavo.common.links.socket_files import for_this_user

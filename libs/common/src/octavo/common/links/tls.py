@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import structlog
-
-from octavo.common.roles import Role
 
 log = structlog.get_logger()
 
@@ -62,19 +59,3 @@ class TlsFiles:
     def _server_certificate(self) -> grpc.ServerCertificateConfiguration:
         own = (self.key.read_bytes(), self.cert.read_bytes())
         return grpc.ssl_server_certificate_configuration([own], self.ca.read_bytes())
-
-
-def open_channel(
-    target: str, server: Role, tls: TlsFiles | None, options: Sequence[tuple[str, int]] = ()
-) -> grpc.aio.Channel:
-    """A channel to a target in gRPC's notation; with TLS, which is for TCP, only to a server of this role.
-
-    Raises OSError if a file of `tls` is unreadable.
-    """
-    if tls is None or target.startswith("unix:"):
-        return grpc.aio.insecure_channel(target, options=options)
-    asked = ("grpc.ssl_target_name_override", server.certificate_name)
-    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=[*options, asked])
-
-
-__all__ = ["TlsFiles", "open_channel"]
