@@ -1,4 +1,4 @@
-"""Where a decode step of a GPU worker goes, kernel by kernel, for the shape of Llama-3.1-8B.
+"""Where a step of a GPU worker goes, for the shape of Llama-3.1-8B: host, device, and kernel by kernel.
 
 python benchmarks/gpu_profile.py
 """
@@ -6,8 +6,11 @@ python benchmarks/gpu_profile.py
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,10 +20,20 @@ from octavo.common.links import Address
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker.config import WorkerConfig
 from octavo.worker.loading import load_core
+from octavo.worker.runner import Runner
 
 BLOCK_SIZE = 16
-CASES = ((1, 200), (64, 200), (256, 400), (1000, 400))
-"""(rows, tokens of context)."""
+CASES = (
+    (1, 200, 0),
+    (64, 200, 0),
+    (256, 400, 0),
+    (1000, 400, 0),
+    (0, 0, 128),
+    (16, 200, 200),
+    (16, 200, 500),
+    (64, 200, 200),
+)
+"""(decode rows, tokens of their context, tokens of one prompt that is computed beside them)."""
 NUM_STEPS = 6
 
 
@@ -37,46 +50,67 @@ def main() -> None:
             max_model_len=20480,
         )
         runner = load_core(config, lambda progress: None).runner
-    for num_rows, context in CASES:
-        per_row = -(-(context + NUM_STEPS + 4) // BLOCK_SIZE)
-        step_id = 1
-        runner.execute(
-            StepPlan(
-                step_id=step_id,
-                opened_slots=[OpenSlot(slot, slot, (slot,), 0.0, 1.0, 0, None) for slot in range(num_rows)],
-                table_deltas=[
-                    TableDelta(slot, 0, tuple(range(slot * per_row, (slot + 1) * per_row)), (0,) * per_row)
-                    for slot in range(num_rows)
-                ],
-            )
+    for num_rows, context, num_prompt in CASES:
+        step = steps_of(runner, num_rows, context, num_prompt)
+        print(f"\n{num_rows} rows of {context} tokens, a prompt of {num_prompt}: ", end="")
+        profile(runner, step)
+        runner.reset()
+
+
+def steps_of(runner: Runner, num_rows: int, context: int, num_prompt: int) -> Callable[[int], StepPlan]:
+    """Fills the slots, and returns what makes the plan of a step, given its number; the prompt is always the same."""
+    per_row = -(-(context + 4 * NUM_STEPS) // BLOCK_SIZE)
+    tables = [
+        TableDelta(slot, 0, tuple(range(slot * per_row, (slot + 1) * per_row)), (0,) * per_row)
+        for slot in range(num_rows)
+    ]
+    slots, lengths = list(range(num_rows)), [1] * num_rows
+    if num_prompt:
+        first, count = num_rows * per_row, -(-num_prompt // BLOCK_SIZE)
+        tables.append(TableDelta(num_rows, 0, tuple(range(first, first + count)), (0,) * count))
+        slots.append(num_rows)
+        lengths.append(num_prompt)
+    opened = [OpenSlot(slot, slot, (slot,), 0.0, 1.0, 0, None) for slot in slots]
+    runner.execute(StepPlan(step_id=1, opened_slots=opened, table_deltas=tables))
+
+    def plan(step: int) -> StepPlan:
+        return StepPlan(
+            step_id=0,
+            slots=slots,
+            starts=[context + step] * num_rows + [0] * (num_prompt > 0),
+            lengths=lengths,
+            flags=[RowFlag.SAMPLE] * len(slots),
+            token_ids=list(range(sum(lengths))),
         )
 
-        def decode(position: int, num_rows: int = num_rows) -> None:
-            rows = list(range(num_rows))
-            runner.execute(
-                StepPlan(
-                    step_id=0,
-                    slots=rows,
-                    starts=[position] * num_rows,
-                    lengths=[1] * num_rows,
-                    flags=[RowFlag.SAMPLE] * num_rows,
-                    token_ids=rows,
-                )
-            )
+    return plan
 
-        decode(context)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for step in range(NUM_STEPS):
-                decode(context + 1 + step)
-        times: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        for event in profile.events():
-            times[event.name] += event.device_time_total
-            counts[event.name] += 1
-        print(f"\n{num_rows} rows of {context} tokens: {sum(times.values()) / NUM_STEPS:.0f} us of kernels a step")
-        for name, total in times.most_common(14):
-            print(f"  {total / NUM_STEPS:9.1f} us  {counts[name] / NUM_STEPS:6.1f} launches  {name[:110]}")
-        runner.reset()
+
+def profile(runner: Runner, plan_of: Callable[[int], StepPlan]) -> None:
+    """Time steps alone, then look at their kernels."""
+    launch_ms, whole_ms, busy_ms = [], [], []
+    for step in range(2 * NUM_STEPS):
+        plan = plan_of(step)
+        began = time.perf_counter()
+        launched = runner.launch(plan)
+        launch_ms.append(1e3 * (time.perf_counter() - began))
+        launched.wait()
+        whole_ms.append(1e3 * (time.perf_counter() - began))
+        busy_ms.append(1e3 * launched.measured_s[1])
+    medians = [statistics.median(times[1:]) for times in (launch_ms, whole_ms, busy_ms)]
+    print("launched after {:.2f} ms, ended after {:.2f} ms, device {:.2f} ms".format(*medians), end="; ")
+    print(f"the first after {whole_ms[0]:.2f} ms")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for step in range(2 * NUM_STEPS, 3 * NUM_STEPS):
+            runner.execute(plan_of(step))
+    times: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for event in profiler.events():
+        times[event.name] += event.device_time_total
+        counts[event.name] += 1
+    print(f"  {sum(times.values()) / NUM_STEPS:.0f} us of kernels a step")
+    for name, total in times.most_common(14):
+        print(f"  {total / NUM_STEPS:9.1f} us  {counts[name] / NUM_STEPS:6.1f} launches  {name[:110]}")
 
 
 if __name__ == "__main__":
