@@ -23,12 +23,12 @@ from octavo.common.links import Address
 from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
 from octavo.worker import attention_plan
 from octavo.worker.config import WorkerConfig
-from octavo.worker.decode_graphs import GraphKey
 from octavo.worker.kernels.few_row_linear import add_few_row_linear
 from octavo.worker.kernels.rms_norm import rms_norm
 from octavo.worker.kernels.single_row_product import TILING, single_row_product
 from octavo.worker.loading import load_core
 from octavo.worker.models.single_row import SingleRow
+from octavo.worker.step_graphs import GraphKey
 
 CONTEXT = 200
 TILINGS = [TILING, (8, 512, 4, 4), (16, 1024, 8, 3), (8, 1024, 4, 3), (32, 256, 4, 4), (16, 256, 4, 6), (4, 1024, 2, 4)]

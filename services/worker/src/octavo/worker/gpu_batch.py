@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items, spare_items
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.kernels.paged_decode import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, DecodeRows
-from octavo.worker.kernels.paged_prefill import PrefillRows
-from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles
-from octavo.worker.kernels.sample import DrawColumns
+from octavo.worker.kernels.paged_decode import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT
+from octavo.worker.kernels.paged_prefix import TILE
 from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array
+from octavo.worker.step_columns import MixedColumns, MixedShape, padded
 
 SENT_NOTHING = -1
 """In the place of a token: the one that the slot sampled last."""
@@ -25,31 +22,8 @@ SENT_NOTHING = -1
 MIN_SAVED_TOKENS = 4096
 """Reads of tokens' keys and values, over all rows, that sharing prefixes must save in a step to be worth its launch."""
 
-NUM_TOKEN_COLUMNS = 3
-NUM_PREFILL_COLUMNS = 6
-NUM_DRAW_COLUMNS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class TokenColumns:
-    """The tokens of a step, on the device, all int32 [num_tokens]."""
-
-    slots: Tensor
-    positions: Tensor
-    sent: Tensor  # token ids, or SENT_NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class MixedColumns:
-    """A step of any rows: token, decode, prefill and draw columns. Those of a kind that has no rows are absent.
-
-    The first column of the draws, before their NUM_DRAW_COLUMNS, is the step's token of each row of logits.
-    """
-
-    columns: list[Int32Array]
-    has_decodes: bool
-    has_prefixes: bool
-    has_prefills: bool
+SPARE_TILES = 16
+"""Tiles of queries of a mixed graph beyond those that one long row would fill: each row may leave one half empty."""
 
 
 class GpuBatch(InputBatch):
@@ -93,23 +67,23 @@ class GpuBatch(InputBatch):
         """
         num_rows = len(plan.slots)
         flags = np.array(plan.flags, dtype=np.int64)
-        slots = _padded(plan.slots, bucket, -1)
-        positions = _padded(plan.starts, bucket, 0)
+        slots = padded(plan.slots, bucket, -1)
+        positions = padded(plan.starts, bucket, 0)
         sent = np.full(num_rows, SENT_NOTHING)
         sent[(flags & RowFlag.FED_BY_LAST_SAMPLE) == 0] = plan.token_ids
         seq_lens = positions + 1
         rows = slots[:num_rows]
-        columns = [slots, positions, _padded(sent, bucket, 0)]
+        columns = [slots, positions, padded(sent, bucket, 0)]
         columns += self._decode_rows(np.arange(num_rows), rows, seq_lens[:num_rows], bucket, prefixes)
         return [
             *columns,
             np.arange(bucket, dtype=np.int32),
-            _padded(self._temperatures[rows].view(np.int32), bucket, 0),
-            _padded(self._top_ps[rows].view(np.int32), bucket, 0),
-            _padded(self._top_ks[rows], bucket, 0),
-            _padded(self._seeds[rows].reshape(-1), 2 * bucket, 0),
+            padded(self._temperatures[rows].view(np.int32), bucket, 0),
+            padded(self._top_ps[rows].view(np.int32), bucket, 0),
+            padded(self._top_ks[rows], bucket, 0),
+            padded(self._seeds[rows].reshape(-1), 2 * bucket, 0),
             seq_lens,
-            _padded(np.where(flags & RowFlag.SAMPLE, rows, -1), bucket, -1),
+            padded(np.where(flags & RowFlag.SAMPLE, rows, -1), bucket, -1),
         ]
 
     def decode_lengths(self, bucket: int, has_prefixes: bool) -> list[int]:
@@ -174,13 +148,24 @@ class GpuBatch(InputBatch):
         """The columns of decode rows: items, then members and tiles of shared prefixes if there are any."""
         num_spare = spare_items(bucket, self._num_kv_heads)
         items = decode_items(tokens, slots, seq_lens.astype(np.int64), num_spare, prefixes)
-        columns = [_padded(items.reshape(-1), ITEM * (bucket + num_spare), 0)]
+        columns = [padded(items.reshape(-1), ITEM * (bucket + num_spare), 0)]
         if prefixes is not None:
             tiles = prefixes.tiles.copy()
             tiles[:, 2] = slots[tiles[:, 2]]
-            columns.append(_padded(tokens[prefixes.member_rows], bucket, 0))
-            columns.append(_padded(tiles.reshape(-1), TILE * self.max_prefix_tiles(bucket), 0))
+            columns.append(padded(tokens[prefixes.member_rows], bucket, 0))
+            columns.append(padded(tiles.reshape(-1), TILE * self.max_prefix_tiles(bucket), 0))
         return columns
+
+    def mixed_shape(self, num_tokens: int, has_prefixes: bool) -> MixedShape:
+        """What a graph of so many tokens has room for: half may be rows of one token, and 128 in any case."""
+        num_rows = min(num_tokens, max(128, num_tokens // 2), self.limits.max_num_seqs)
+        return MixedShape(
+            num_tokens=num_tokens,
+            num_rows=num_rows,
+            num_items=num_rows + spare_items(num_rows, self._num_kv_heads),
+            num_tiles=-(-num_tokens // self._queries_per_tile) + SPARE_TILES,
+            num_prefix_tiles=self.max_prefix_tiles(num_rows) if has_prefixes else None,
+        )
 
     def mixed_columns(self, plan: StepPlan) -> MixedColumns:
         """A step of any rows."""
@@ -196,19 +181,25 @@ class GpuBatch(InputBatch):
         is_sent[firsts[(flags & RowFlag.FED_BY_LAST_SAMPLE) != 0]] = False
         sent[is_sent] = plan.token_ids
         seq_lens = starts + lengths
-        columns = [_int32(slots[row_of_token]), _int32(positions), _int32(sent)]
-
         decodes, prefills = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
-        prefixes = None
+        decode_columns: list[Int32Array] = []
+        prefill_columns: list[Int32Array] = []
         if len(decodes):
             prefixes = self.prefixes(plan, slots[decodes].tolist(), seq_lens[decodes].tolist())
-            columns += self._decode_rows(firsts[decodes], slots[decodes], seq_lens[decodes], len(decodes), prefixes)
+            decode_columns = self._decode_rows(
+                firsts[decodes], slots[decodes], seq_lens[decodes], len(decodes), prefixes
+            )
         if len(prefills):
             tiles = cut_queries(lengths[prefills], seq_lens[prefills], self._queries_per_tile)
-            columns += [_int32(values[prefills]) for values in (slots, firsts, lengths, seq_lens)]
-            columns += [_int32(values) for values in tiles]
-        columns += self._draw_columns(plan, flags, ends)
-        return MixedColumns(columns, len(decodes) > 0, prefixes is not None, len(prefills) > 0)
+            prefill_columns = [_int32(values[prefills]) for values in (slots, firsts, lengths, seq_lens)]
+            prefill_columns += [_int32(values) for values in tiles]
+        return MixedColumns(
+            tokens=[_int32(slots[row_of_token]), _int32(positions), _int32(sent)],
+            decodes=decode_columns,
+            prefills=prefill_columns,
+            draws=self._draw_columns(plan, flags, ends),
+            num_decodes=len(decodes),
+        )
 
     def _draw_columns(self, plan: StepPlan, flags: np.ndarray, ends: np.ndarray) -> list[Int32Array]:
         sampling = np.flatnonzero(flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT))
@@ -248,41 +239,6 @@ class GpuBatch(InputBatch):
         for slot, flags in zip(plan.slots, plan.flags, strict=True):
             if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT):
                 self.has_sampled[slot] = True
-
-
-def token_columns(views: Sequence[Tensor]) -> TokenColumns:
-    """From the first NUM_TOKEN_COLUMNS columns."""
-    return TokenColumns(*views)
-
-
-def decode_rows(views: Sequence[Tensor], has_prefixes: bool) -> tuple[DecodeRows, PrefixTiles | None]:
-    """From the columns of decode rows, `num_decode_columns(has_prefixes)` of them."""
-    rows = DecodeRows(views[0].view(-1, ITEM), has_prefixes)
-    return rows, PrefixTiles(views[1], views[2].view(-1, TILE)) if has_prefixes else None
-
-
-def num_decode_columns(has_prefixes: bool) -> int:
-    """Items; with shared prefixes their members and tiles too."""
-    return 3 if has_prefixes else 1
-
-
-def prefill_rows(views: Sequence[Tensor]) -> PrefillRows:
-    """From the NUM_PREFILL_COLUMNS columns of prefill rows."""
-    return PrefillRows(*views)
-
-
-def draw_columns(views: Sequence[Tensor]) -> DrawColumns:
-    """From the NUM_DRAW_COLUMNS columns of draws."""
-    rows, temperatures, top_ps, top_ks, seeds, positions, fed_slots = views
-    return DrawColumns(
-        rows, temperatures.view(torch.float32), top_ps.view(torch.float32), top_ks, seeds, positions, fed_slots
-    )
-
-
-def _padded(values: Sequence[int] | np.ndarray, length: int, filler: int) -> Int32Array:
-    column = np.full(length, filler, dtype=np.int32)
-    column[: len(values)] = values
-    return column
 
 
 def _int32(values: np.ndarray) -> Int32Array:

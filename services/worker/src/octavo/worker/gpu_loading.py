@@ -42,7 +42,7 @@ def load_gpu_runner(
     kv_scales: Tensor | None,
     progress: SetProgress,
 ) -> GpuRunner:
-    """Size the pool by what a trial leaves free, capture the decode graphs, warm up."""
+    """Size the pool by what a trial leaves free, capture the graphs of steps, warm up."""
     model = gpu_model(loaded)
     if isinstance(model, GpuDecoder):
         progress("timing the ways to run one row")
@@ -60,9 +60,9 @@ def load_gpu_runner(
     log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
     if model.can_capture:
         started = time.perf_counter()
-        runner.capture_graphs(lambda share: progress(f"capturing decode graphs {int(100 * share)} %"))
+        runner.capture_graphs(lambda share: progress(f"capturing graphs of steps {int(100 * share)} %"))
         torch.cuda.empty_cache()
-        log.info("decode graphs captured", seconds=round(time.perf_counter() - started, 1))
+        log.info("graphs captured", graphs=runner.num_graphs, seconds=round(time.perf_counter() - started, 1))
     return runner
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.worker.gpu_batch import NUM_DRAW_COLUMNS, GpuBatch, draw_columns
+from octavo.worker.gpu_batch import GpuBatch
 from octavo.worker.kernels.sample import sample
 from octavo.worker.logit_rules import take_masks
 from octavo.worker.step_buffer import Int32Array, StepBuffer
+from octavo.worker.step_columns import NUM_DRAW_COLUMNS, draw_columns
 
 
 @dataclass(frozen=True, slots=True)

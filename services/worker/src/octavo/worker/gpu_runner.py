@@ -1,4 +1,4 @@
-"""The runner of a GPU: launches steps without waiting for the device; decode steps are graphs."""
+"""The runner of a GPU: launches steps without waiting for the device; those that are not large are graphs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,14 @@ from torch import Tensor
 from octavo.common.messages.kv import BlockCopy
 from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.worker.attention_triton import TritonAttention, TritonStep
-from octavo.worker.decode_graphs import DecodeGraphs, GraphKey, Step
-from octavo.worker.gpu_batch import (
-    NUM_DRAW_COLUMNS,
-    NUM_PREFILL_COLUMNS,
-    NUM_TOKEN_COLUMNS,
-    GpuBatch,
-    TokenColumns,
-    decode_rows,
-    draw_columns,
-    num_decode_columns,
-    prefill_rows,
-    token_columns,
-)
+from octavo.worker.gpu_batch import GpuBatch
 from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
 from octavo.worker.gpu_step import PendingLogprobs, StepResults, StepWithTransfers
 from octavo.worker.grammars import Grammars
 from octavo.worker.kernels.copy_blocks import copy_blocks
-from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
-from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
-from octavo.worker.kernels.paged_prefix import PrefixTiles, members_per_tile
+from octavo.worker.kernels.paged_decode import make_scratch
+from octavo.worker.kernels.paged_prefill import queries_per_tile
+from octavo.worker.kernels.paged_prefix import members_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample
 from octavo.worker.kernels.step_inputs import append_to_tables, locate_tokens
 from octavo.worker.kv_cache import KvCache
@@ -43,6 +31,18 @@ from octavo.worker.prompt_parts import prompt_parts
 from octavo.worker.runner import LaunchedStep, Runner
 from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array, StepBuffer
+from octavo.worker.step_columns import (
+    NO_COLUMNS,
+    NUM_DRAW_COLUMNS,
+    NUM_TOKEN_COLUMNS,
+    MixedColumns,
+    StepColumns,
+    TokenColumns,
+    decode_rows,
+    draw_columns,
+    token_columns,
+)
+from octavo.worker.step_graphs import GraphKey, Step, StepGraphs
 from octavo.worker.transfer_check import check_transfers, move_blocks
 
 NUM_PINNED = 6
@@ -116,7 +116,10 @@ class GpuRunner(Runner):
         self._token_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=device)
         self._results = StepResults(self._max_draws, device)
-        self._graphs = DecodeGraphs(max_num_seqs, shares_prefixes)
+        self._graphs = StepGraphs(max_num_seqs, max_num_batched_tokens, shares_prefixes)
+        self._shapes = {
+            key: self._batch.mixed_shape(key.bucket, key.has_prefixes) for key in self._graphs.keys if key.is_mixed
+        }
         self._logits = torch.empty((max_num_seqs, config.vocab_size), dtype=model.dtype, device=device)
 
     def _capacity(self) -> int:
@@ -146,9 +149,9 @@ class GpuRunner(Runner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> None:
-        """Record the decode steps. To be called once, before the first served step."""
+        """Record the steps. To be called once, before the first served step."""
         for index, key in enumerate(self._graphs.keys):
-            self._graphs.capture(key, self._decode_step(key))
+            self._graphs.capture(key, self._step(key))
             progress((index + 1) / len(self._graphs.keys))
 
     @property
@@ -158,16 +161,17 @@ class GpuRunner(Runner):
 
     @torch.inference_mode()
     def capture_trial_graph(self, index: int) -> None:
-        """Record one decode step, the largest for 0, to see what memory it takes."""
+        """Record one step, the largest for 0, to see what memory it takes."""
         key = self._graphs.keys[index]
-        self._graphs.capture(key, self._decode_step(key))
+        self._graphs.capture(key, self._step(key))
 
     @torch.inference_mode()
     def run_largest(self) -> None:
         """The most tokens that a step may have, and draws for all slots; nothing is stored."""
         num_tokens, num_rows = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         padding = torch.full((num_tokens,), -1, dtype=torch.int32, device=self.model.device)
-        hidden = self._forward(TokenColumns(padding, padding, padding))
+        tokens = TokenColumns(padding, padding, padding)
+        hidden = self._forward(StepColumns(tokens, None, None, None, None, None))
         draws = draw_columns(self._buffer.views(self._batch.decode_lengths(num_rows, False))[-NUM_DRAW_COLUMNS:])
         self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), num_rows))
         self._sample(hidden[:num_rows], draws)
@@ -219,7 +223,7 @@ class GpuRunner(Runner):
 
     def _launch_decode(self, plan: StepPlan) -> LaunchedStep:
         prefixes = self._batch.prefixes(plan, plan.slots, [start + 1 for start in plan.starts])
-        key = self._graphs.key_for(len(plan.slots), prefixes is not None)
+        key = self._graphs.decode_key(len(plan.slots), prefixes is not None)
         if key is None:
             return self._launch_mixed(plan)
         self._buffer.send(self._batch.decode_columns(plan, key.bucket, prefixes))
@@ -229,52 +233,68 @@ class GpuRunner(Runner):
         logprobs = self._logprobs([plan.slots[row] for row in sampling], sampling, sampling)
         return self._results.end(len(plan.slots), logprobs, None if len(sampling) == len(plan.slots) else sampling)
 
-    def _decode_step(self, key: GraphKey) -> Step:
+    def _step(self, key: GraphKey) -> Step:
         """What the graph runs, on columns at fixed places."""
-        views = self._buffer.views(self._batch.decode_lengths(key.bucket, key.has_prefixes))
-        end = NUM_TOKEN_COLUMNS + num_decode_columns(key.has_prefixes)
-        tokens, draws = token_columns(views[:NUM_TOKEN_COLUMNS]), draw_columns(views[end:])
-        decodes, prefixes = decode_rows(views[NUM_TOKEN_COLUMNS:end], key.has_prefixes)
+        columns = self._mixed_columns_of(key) if key.is_mixed else self._decode_columns_of(key)
+        torch.cuda.current_stream().synchronize()
 
         def step() -> None:
-            self._sample(self._forward(tokens, decodes, prefixes), draws)
+            self._compute(columns)
 
-        # Captured on columns of no rows: whatever the buffer held, the kernels stay within bounds.
+        return step
+
+    # Graphs are captured on columns of no rows: whatever the buffer held, the kernels stay within bounds.
+
+    def _mixed_columns_of(self, key: GraphKey) -> StepColumns:
+        empty = NO_COLUMNS.padded(self._shapes[key])
+        return empty.on_device(self._buffer.send(empty.columns))
+
+    def _decode_columns_of(self, key: GraphKey) -> StepColumns:
         self._buffer.on_device.zero_()
         self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), key.bucket)[:NUM_TOKEN_COLUMNS])
-        torch.cuda.current_stream().synchronize()
-        return step
+        views = self._buffer.views(self._batch.decode_lengths(key.bucket, key.has_prefixes))
+        decodes, prefixes = decode_rows(views[NUM_TOKEN_COLUMNS:-NUM_DRAW_COLUMNS])
+        tokens, draws = token_columns(views[:NUM_TOKEN_COLUMNS]), draw_columns(views[-NUM_DRAW_COLUMNS:])
+        return StepColumns(tokens, decodes, prefixes, None, None, draws)
 
     def _launch_mixed(self, plan: StepPlan) -> LaunchedStep:
         mixed = self._batch.mixed_columns(plan)
-        views = self._buffer.send(mixed.columns)
-        tokens, views = token_columns(views[:NUM_TOKEN_COLUMNS]), views[NUM_TOKEN_COLUMNS:]
-        decodes = prefixes = prefills = None
-        if mixed.has_decodes:
-            end = num_decode_columns(mixed.has_prefixes)
-            (decodes, prefixes), views = decode_rows(views[:end], mixed.has_prefixes), views[end:]
-        if mixed.has_prefills:
-            prefills, views = prefill_rows(views[:NUM_PREFILL_COLUMNS]), views[NUM_PREFILL_COLUMNS:]
-        hidden = self._forward(tokens, decodes, prefixes, prefills)
-        prompt = self._prompt_logprobs(plan, hidden)
-        if not views:
+        prompt = None
+        if (key := self._mixed_key(plan, mixed)) is not None:
+            self._buffer.send(mixed.padded(self._shapes[key]).columns)
+            self._graphs.replay(key)
+        else:
+            columns = mixed.on_device(self._buffer.send(mixed.columns))
+            prompt = self._compute(columns, plan)
+        if not mixed.draws:
             return self._results.end(0, None, prompt=prompt)
-        self._sample(hidden.index_select(0, views[0]), draw_columns(views[1:]))
         sampling = [row for row, flags in enumerate(plan.flags) if flags & (RowFlag.SAMPLE | RowFlag.FAN_OUT)]
-        logits_rows = mixed.columns[-NUM_DRAW_COLUMNS].tolist()
+        logits_rows = mixed.draws[1].tolist()
         first_places = np.searchsorted(logits_rows, range(len(sampling))).tolist()
         self._redraw(plan, sampling, range(len(sampling)), first_places)
         slots = [plan.slots[sampling[row]] for row in logits_rows]
         logprobs = self._logprobs(slots, logits_rows, range(len(logits_rows)))
         return self._results.end(len(logits_rows), logprobs, prompt=prompt)
 
-    def _forward(
-        self,
-        tokens: TokenColumns,
-        decodes: DecodeRows | None = None,
-        prefixes: PrefixTiles | None = None,
-        prefills: PrefillRows | None = None,
-    ) -> Tensor:
+    def _mixed_key(self, plan: StepPlan, mixed: MixedColumns) -> GraphKey | None:
+        """The graph that runs the step; none tells anything of a prompt."""
+        if any(flags & RowFlag.PROMPT_LOGPROBS for flags in plan.flags):
+            return None
+        return self._graphs.mixed_key(
+            len(mixed.tokens[0]), mixed.has_prefixes, lambda key: self._shapes[key].holds(mixed)
+        )
+
+    def _compute(self, columns: StepColumns, plan: StepPlan | None = None) -> PendingPromptLogprobs | None:
+        """The model, what the plan wants to know of prompts, and the draws."""
+        hidden = self._forward(columns)
+        prompt = None if plan is None else self._prompt_logprobs(plan, hidden)
+        if columns.draws is not None:
+            drawn = hidden if columns.drawn_tokens is None else hidden.index_select(0, columns.drawn_tokens)
+            self._sample(drawn, columns.draws)
+        return prompt
+
+    def _forward(self, columns: StepColumns) -> Tensor:
+        tokens = columns.tokens
         num_tokens = len(tokens.slots)
         token_ids, slot_mapping = self._token_ids[:num_tokens], self._slot_mapping[:num_tokens]
         locate_tokens(
@@ -287,7 +307,9 @@ class GpuRunner(Runner):
             token_ids,
             slot_mapping,
         )
-        step = TritonStep(self._attention, tokens.positions, slot_mapping, decodes, prefixes, prefills)
+        step = TritonStep(
+            self._attention, tokens.positions, slot_mapping, columns.decodes, columns.prefixes, columns.prefills
+        )
         return self.model.forward(token_ids, step)
 
     def _sample(self, hidden: Tensor, draws: DrawColumns) -> None:

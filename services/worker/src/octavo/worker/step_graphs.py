@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: the whole model and the sampler, one graph for each size of a batch."""
+"""CUDA graphs of steps: the whole model and the sampler, one graph for each size of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 Step = Callable[[], None]
 
 MIN_PREFIX_BUCKET = 8
-"""Rows of the smallest graph that reads shared prefixes once."""
+"""Rows of the smallest decode graph that reads shared prefixes once."""
+MIXED_BUCKETS = (*range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
+"""Tokens of the graphs for mixed rows. Beyond the last one the device takes longer than the launches of its kernels."""
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
@@ -26,13 +28,16 @@ class GraphKey:
     """What a graph was captured for."""
 
     bucket: int
+    """Tokens."""
     has_prefixes: bool
+    is_mixed: bool = False
+    """Rows may have many tokens; else each has one."""
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Owns the graphs. They share one memory pool, since only one runs at a time."""
 
-    def __init__(self, max_num_seqs: int, has_prefixes: bool) -> None:
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, has_prefixes: bool) -> None:
         self._buckets = bucket_sizes(max_num_seqs)
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._memory_pool: Any = None
@@ -40,15 +45,25 @@ class DecodeGraphs:
         keys = [GraphKey(bucket, False) for bucket in self._buckets]
         if has_prefixes:
             keys += [GraphKey(bucket, True) for bucket in self._buckets if bucket >= MIN_PREFIX_BUCKET]
+        for with_prefixes in (False, True)[: 1 + has_prefixes]:
+            keys += [GraphKey(bucket, with_prefixes, True) for bucket in MIXED_BUCKETS if bucket <= max_num_tokens]
         self.keys = sorted(keys, key=lambda key: -key.bucket)
         """Largest first, so that the later ones fit into the memory of the first."""
 
-    def key_for(self, num_rows: int, has_prefixes: bool) -> GraphKey | None:
-        """The smallest graph that holds the rows, or None if none does or none is captured."""
+    def decode_key(self, num_rows: int, has_prefixes: bool) -> GraphKey | None:
+        """The smallest graph that holds the rows of one token, or None if none does or none is captured."""
         at_least = max(num_rows, MIN_PREFIX_BUCKET) if has_prefixes else num_rows
         place = bisect_left(self._buckets, at_least)
         key = GraphKey(self._buckets[place], has_prefixes) if place < len(self._buckets) else None
         return key if key in self._graphs else None
+
+    def mixed_key(self, num_tokens: int, has_prefixes: bool, holds: Callable[[GraphKey], bool]) -> GraphKey | None:
+        """The smallest captured graph for mixed rows of so many tokens that `holds` them otherwise, too."""
+        for bucket in MIXED_BUCKETS[bisect_left(MIXED_BUCKETS, num_tokens) :]:
+            key = GraphKey(bucket, has_prefixes, True)
+            if key in self._graphs and holds(key):
+                return key
+        return None
 
     def capture(self, key: GraphKey, step: Step) -> None:
         """Record the step. It is run once before, so that compiling and choosing of algorithms is done."""
