@@ -4,8 +4,8 @@
 
 The model has the shape of Llama-3.1-8B and random weights; prompts are token ids. L1 to W3 are all sent at time 0;
 RATEn sends requests of W1's kind as a Poisson process of n per second for about 10 seconds. S256 are 256 requests of
-one length: its TPOT is that of steady decode. Eight requests of each are compared with the torch backend afterwards
-(gpu_check.py).
+one length: its TPOT is that of steady decode. Of eight requests of each it is asked how long the scheduler had them
+before their first token, and they are compared with the torch backend afterwards (gpu_check.py).
 """
 
 from __future__ import annotations
@@ -57,8 +57,21 @@ class Answer:
     num_tokens: int
     ttft_s: float
     total_s: float
-    token_ids: list[int]
-    """Of an answer that is to be checked."""
+    body: bytes
+    """Of an answer that is to be checked, with its head."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        token_ids: list[int] = []
+        for line in self.body.split(b"\n"):
+            if line.startswith(b'data: {"'):
+                for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                    token_ids += choice.get("token_ids") or []
+        return token_ids
+
+    @property
+    def response_id(self) -> str:
+        return str(json.loads(self.body.split(b"data: ", 1)[1].split(b"\n", 1)[0])["id"])
 
     @property
     def tpot_s(self) -> float:
@@ -108,17 +121,21 @@ async def complete(prompt: list[int], num_output: int, *, is_checked: bool) -> A
     writer.close()
     if b"data: [DONE]" not in tail or f'"completion_tokens":{num_output}' not in tail.decode(errors="replace"):
         raise SystemExit(f"a request failed: {tail[-600:]!r}")
-    return Answer(num_output, first_at - started, last_at - started, token_ids_of(whole))
+    return Answer(num_output, first_at - started, last_at - started, whole)
 
 
-def token_ids_of(stream: bytes) -> list[int]:
-    """From the body of a streamed answer, chunked as HTTP has it."""
-    token_ids: list[int] = []
-    for line in stream.split(b"\n"):
-        if line.startswith(b'data: {"'):
-            for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
-                token_ids += choice.get("token_ids") or []
-    return token_ids
+async def scheduler_ttft_s(response_id: str) -> float:
+    """From the request's arrival at the scheduler to its first token there."""
+    answer = (await get(f"/v1/requests/{response_id}/why")).partition(b"\r\n\r\n")[2]
+    return float(json.loads(answer)["prompts"][0]["first_token_s"])
+
+
+async def get(path: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
 
 
 async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], float]:
@@ -155,8 +172,16 @@ async def measure(names: list[str], server: subprocess.Popen[bytes]) -> dict[str
             rate, requests = None, WORKLOADS[name]()
         answers, seconds = await send(requests, rate)
         report(name, answers, seconds)
+        chosen = gpu_check.chosen(len(requests))
+        inside_s = [await scheduler_ttft_s(answers[index].response_id) for index in chosen]
+        outside_s = [answers[index].ttft_s - inside for index, inside in zip(chosen, inside_s, strict=True)]
+        print(
+            f"       of TTFT p50 {1000 * statistics.median(inside_s):.1f} ms from the scheduler on, "
+            f"{1000 * statistics.median(outside_s):.1f} ms before and after it",
+            flush=True,
+        )
         checked[name] = []
-        for index in gpu_check.chosen(len(requests)):
+        for index in chosen:
             prompt, num_output = requests[index]
             output = answers[index].token_ids
             assert len(output) == num_output, f"{len(output)} token ids came of {num_output}"
@@ -168,10 +193,7 @@ async def wait_until_ready(server: subprocess.Popen[bytes]) -> None:
     started = time.perf_counter()
     while time.perf_counter() - started < START_TIMEOUT_S and server.poll() is None:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-            writer.write(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            status = await reader.readline()
-            writer.close()
+            status = (await get("/health/ready")).partition(b"\r\n")[0]
             if b" 200 " in status:
                 print(f"ready after {time.perf_counter() - started:.1f} s", flush=True)
                 return
