@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from gpu_timing import measure_limits
+from gpu_timing import measure_limits, time_us
 
 from octavo.common.messages.kv import Transfer, TransferDirection
 from octavo.worker.block_transfers import new_transfers
@@ -123,17 +123,10 @@ def main() -> None:
         sources, targets = (
             torch.tensor(part, dtype=torch.int32, device="cuda") for part in (chosen[:num_copies], chosen[num_copies:])
         )
-        began_event, ended_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        times = []
-        for _ in range(20):
-            began_event.record()
-            copy_blocks(words, sources, targets)
-            ended_event.record()
-            ended_event.synchronize()
-            times.append(began_event.elapsed_time(ended_event))
-        rate = 2 * num_copies * block_bytes / (statistics.median(times[3:]) * 1e-3)
+        us = time_us(lambda sources=sources, targets=targets: copy_blocks(words, sources, targets))  # type: ignore[misc]
+        rate = 2 * num_copies * block_bytes / (us * 1e-6)
         print(
-            f"copy on write {num_copies:4} blocks {1000 * statistics.median(times[3:]):8.1f} us  "
+            f"copy on write {num_copies:4} blocks {us:8.1f} us  "
             f"{rate / 1e12:5.2f} TB/s ({rate / limits.copy_bytes_per_s:4.2f} of a plain copy)",
             flush=True,
         )

@@ -19,6 +19,7 @@ from octavo.worker.kv_cache import KvCache
 from octavo.worker.kv_scales import calibrate
 from octavo.worker.models.model_folder import open_model
 from octavo.worker.runner import Runner
+from octavo.worker.step_graphs import GraphKey, StepGraphs
 from support.runner_driver import BLOCK_SIZE, NUM_BLOCKS, Generation, RunnerDriver, make_runner
 from support.small_tokenizer import byte_level_json, byte_level_tokenizer
 from support.tiny_models import ARCHITECTURES, OF_TRANSFORMERS, prompt_of, save_tiny_model
@@ -28,7 +29,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SAMPLE, FED = RowFlag.SAMPLE, RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 
 
-def make_gpu_runner(folder: Path, has_graphs: bool = True, fp8_kv: bool = False, **limits: int) -> Runner:
+def make_gpu_runner(
+    folder: Path, has_graphs: bool = True, fp8_kv: bool = False, num_blocks: int = NUM_BLOCKS, **limits: int
+) -> Runner:
     from octavo.worker.gpu_loading import gpu_model
     from octavo.worker.gpu_runner import GpuRunner
 
@@ -37,7 +40,7 @@ def make_gpu_runner(folder: Path, has_graphs: bool = True, fp8_kv: bool = False,
     loaded = open_model(folder, sizes["max_model_len"]).load(torch.float32, device)
     model = gpu_model(loaded)
     kv_dtype, scales = (torch.float8_e4m3fn, calibrate(loaded)) if fp8_kv else (torch.float32, None)
-    kv_cache = KvCache(model.config, NUM_BLOCKS, BLOCK_SIZE, kv_dtype, device, scales=scales)
+    kv_cache = KvCache(model.config, num_blocks, BLOCK_SIZE, kv_dtype, device, scales=scales)
     kv_cache.pool.fill_(torch.nan)
     runner = GpuRunner(model, kv_cache, **sizes)
     if has_graphs and model.can_capture:
@@ -78,6 +81,39 @@ def test_greedy_tokens_equal_those_of_the_cpu(
         outputs.append([sequence.output for sequence in sequences])
 
     assert outputs[0] == outputs[1]
+
+
+def test_steps_of_prompts_and_decodes_are_graphs_too(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few tokens, of more prompts than a size of that many tokens has room for; one is too large for any."""
+    replayed: list[GraphKey] = []
+    replay = StepGraphs.replay
+
+    def note(graphs: StepGraphs, key: GraphKey) -> None:
+        replayed.append(key)
+        replay(graphs, key)
+
+    monkeypatch.setattr(StepGraphs, "replay", note)
+    folder, sizes = folder_of("llama"), {"max_num_seqs": 40, "max_num_batched_tokens": 2048, "num_blocks": 400}
+    outputs, buckets = [], []
+    for driver in (RunnerDriver(make_runner(folder, **sizes)), LogitlessDriver(make_gpu_runner(folder, **sizes))):
+        few = [driver.open(prompt_of(length), 4) for length in (20, 3)]
+        many = [driver.open(prompt_of(length), 4) for length in (*[2] * 30, 100, 200, 31)]
+        large = [driver.open(prompt_of(240), 2) for _ in range(5)]
+        for sequences in (few, [*few, *many], large):
+            replayed.clear()
+            driver.step(sequences)
+            buckets.append([key.bucket for key in replayed])
+        driver.generate([*few, *many], 4)
+        driver.generate(large, 2)
+        outputs.append([sequence.output for sequence in (*few, *many, *large)])
+
+    assert outputs[0] == outputs[1]
+    assert buckets[3] == [32]
+    assert len(buckets[4]) == 1
+    assert buckets[4][0] >= 512
+    assert buckets[5] == []
 
 
 @pytest.mark.parametrize(("fp8_kv", "tolerance"), [(False, 1e-4), (True, 0.02)])
