@@ -13,7 +13,7 @@ Step = Callable[[], None]
 
 MIN_PREFIX_BUCKET = 8
 """Rows of the smallest decode graph that reads shared prefixes once."""
-MIXED_BUCKETS = (*range(32, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
+MIXED_BUCKETS = (*range(32, 513, 32), *range(576, 1025, 64))
 """Tokens of the graphs for mixed rows. Beyond the last one the device takes longer than the launches of its kernels."""
 
 
