@@ -125,6 +125,7 @@ class MixedColumns:
         )
 
 
+_EMPTY = np.zeros(0, dtype=np.int32)
 NO_COLUMNS = MixedColumns([], [], [], [], 0)
 
 
@@ -158,5 +159,5 @@ def _filled(columns: Sequence[Int32Array], lengths: Sequence[int], fillers: Sequ
     """All of the lengths; no columns at all count as empty ones."""
     return [
         padded(column, length, filler)
-        for column, length, filler in zip(columns or [()] * len(lengths), lengths, fillers, strict=True)
+        for column, length, filler in zip(columns or [_EMPTY] * len(lengths), lengths, fillers, strict=True)
     ]
