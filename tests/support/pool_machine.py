@@ -83,16 +83,25 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 12) | st.integers(1, 64), watermark=st.sampled_from([0.0, 0.1, 0.5]))
     def open(self, num_blocks: int, watermark: float) -> None:
-        self.pool = Pool(OpenPool("group-0", 1, 1, num_blocks, BLOCK_SIZE), PoolSettings(watermark))
-        self.num_blocks = num_blocks
+        self.begin(OpenPool("group-0", 1, 1, num_blocks, BLOCK_SIZE), PoolSettings(watermark))
+
+    def begin(self, opening: OpenPool, settings: PoolSettings) -> None:
+        """A fresh pool, and its scheduler."""
+        self.opening, self.settings = opening, settings
+        self.pool = Pool(opening, settings)
+        self.num_blocks = opening.num_blocks
+        self.memory: list[dict[int, Content]] = [{} for _ in range(self.num_blocks)]
+        self.generations = [0] * self.num_blocks
+        self.begin_scheduler()
+
+    def begin_scheduler(self) -> None:
+        """One that knows of nothing."""
         self.message_no = 0
         self.next_id = 1
         self.launched = 0
         self.acknowledged = 0
         self.queued: deque[Step] = deque()
-        self.memory: list[dict[int, Content]] = [{} for _ in range(num_blocks)]
-        self.fences = [0] * num_blocks
-        self.generations = [0] * num_blocks
+        self.fences = [0] * self.num_blocks
         self.live: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []
         self.credits: list[int] = []
@@ -176,6 +185,18 @@ class PoolMachine(RuleBasedStateMachine):
         for row in step.rows:
             self.execute(row)
         self.acknowledged += 1
+
+    @precondition(lambda self: self.launched > 5)
+    @rule(seed=seeds)
+    def replace_scheduler(self, seed: int) -> None:
+        """It dies. The worker ends some of its steps and drops the others; then the next one takes the pool over."""
+        for _ in range(Random(seed).randint(0, len(self.queued))):
+            self.finish_step()
+        num_published = len(self.pool.blocks.key_to_block)
+        self.pool = Pool(self.opening, self.settings, cached=self.pool.let_go())
+        assert self.counts.cached == num_published
+        assert self.counts.cached + self.counts.free == self.num_blocks
+        self.begin_scheduler()
 
     # Its parts
 

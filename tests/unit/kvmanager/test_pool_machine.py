@@ -28,5 +28,7 @@ def test_a_long_busy_life(seed: int) -> None:
         machine.launch(seed=chance.getrandbits(32))
         while len(machine.queued) > chance.choice([0, 1, 1, 2]):
             machine.finish_step()
+        if chance.random() < 0.02:
+            machine.replace_scheduler(seed=chance.getrandbits(32))
         machine.the_ledger_holds()
     machine.teardown()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from octavo.common.errors import OctavoError
-from octavo.common.links import Link, local_pair
 from octavo.common.messages.kv import (
     Admission,
     DeclaredTable,
     DeclarePool,
-    KvManagerReply,
     KvManagerRequest,
     KvReply,
     KvRequest,
@@ -28,33 +24,9 @@ from octavo.common.messages.kv import (
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.pool import PoolSettings
 from octavo.kvmanager.server import KvManagerServer
+from support.kv_streams import Scheduler
 
 BOOT_EPOCH = 77
-
-
-class Scheduler:
-    """The other end of one stream."""
-
-    def __init__(self, server: KvManagerServer) -> None:
-        link: Link[KvManagerRequest, KvManagerReply]
-        link, other = local_pair()
-        self.link = link
-        self.replies: list[KvManagerReply] = []
-        self.is_closed = False
-        link.bind(self.replies.append, self._on_closed)
-        server.accept(other)
-
-    def _on_closed(self, error: OctavoError | None) -> None:
-        self.is_closed = True
-
-    async def send(self, *messages: KvManagerRequest) -> list[KvManagerReply]:
-        """The replies to these messages."""
-        self.replies.clear()
-        for message in messages:
-            self.link.send(message)
-        for _ in range(4):
-            await asyncio.sleep(0)
-        return self.replies
 
 
 def opening(pool_id: str = "group-0", epoch: int = 1, incarnation: int = 1) -> OpenPool:

@@ -25,7 +25,7 @@ from octavo.common.messages.kv import (
 )
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.kvmanager.inspection import stored_blocks
-from octavo.kvmanager.pool import Pool, PoolSettings
+from octavo.kvmanager.pool import PoolSettings
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, Tier
 from octavo.kvmanager.transfers import Purpose
 from support.pool_machine import BLOCK_SIZE, Content, PoolMachine, Row, Sequence
@@ -54,9 +54,8 @@ class SwapMachine(PoolMachine):
     def open(  # type: ignore[override]
         self, num_blocks: int, num_host_blocks: int, watermark: float, max_sinking_blocks: int = 64
     ) -> None:
-        super().open(num_blocks, watermark)  # type: ignore[misc]
         tier = HostTierSettings(max_sinking_blocks)
-        self.pool = Pool(
+        self.begin(
             OpenPool("group-0", 1, 1, num_blocks, BLOCK_SIZE, num_host_blocks), PoolSettings(watermark, host_tier=tier)
         )
         self.pool.blocks.events.watch()
@@ -65,6 +64,10 @@ class SwapMachine(PoolMachine):
         """What a watcher of the pool believes to be stored."""
         self.num_host_blocks = num_host_blocks
         self.host_memory: list[dict[int, Content]] = [{} for _ in range(num_host_blocks)]
+        self.chance = Random(num_blocks)
+
+    def begin_scheduler(self) -> None:
+        super().begin_scheduler()
         self.transfers: list[Transfer] = []
         self.step_transfers: deque[list[Transfer]] = deque()
         self.done: list[int] = []
@@ -72,7 +75,6 @@ class SwapMachine(PoolMachine):
         self.asked_in: list[Sequence] = []
         self.swapped: list[Sequence] = []
         self.moving: list[Moving] = []
-        self.chance = Random(num_blocks)
 
     # What the scheduler does
 
@@ -277,5 +279,7 @@ def run_long_life(seed: int) -> None:
             machine.abort_one_that_does_not_run(seed=chance.getrandbits(32))
         while len(machine.queued) > chance.choice([0, 1, 1, 2]):
             machine.finish_step()
+        if chance.random() < 0.02:
+            machine.replace_scheduler(seed=chance.getrandbits(32))
         machine.the_ledger_holds()
     machine.teardown()

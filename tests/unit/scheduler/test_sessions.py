@@ -63,7 +63,18 @@ def test_worker_that_starts_over_takes_steps_from_one_under_the_same_epoch() -> 
 
 def test_after_a_refusal_the_next_hello_asks_for_a_new_life_under_a_higher_epoch() -> None:
     session = driving_worker(num_plans=5, num_results=2)
-    session.start_over()
+    session.give_up()
+    assert session.hello() == WorkerHello(4, begins_new_life=True)
+    session.give_up()  # that hello was not answered
+    assert session.hello() == WorkerHello(5, begins_new_life=True)
+    session.on_ready(ready(is_resumed=False, incarnation=LIFE + 1))
+    assert session.hello() == WorkerHello(5, LIFE + 1)
+
+
+def test_first_hello_of_a_scheduler_takes_the_blocks_as_they_are() -> None:
+    session = WorkerSession(itertools.count(3))
+    session.hello()
+    session.give_up()  # the answer made no sense
     assert session.hello() == WorkerHello(4)
 
 

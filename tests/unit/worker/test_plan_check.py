@@ -81,7 +81,7 @@ def runner(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> 
 def test_broken_plan_is_refused_and_leaves_no_trace(runner: Runner, broken: StepPlan) -> None:
     with pytest.raises(ProtocolError):
         runner.execute(broken)
-    assert runner.num_open_slots == 0
+    assert runner.slots.num_open == 0
     first = runner.execute(PREFILL).token_ids
     assert runner.execute(DECODE).token_ids != []
     assert len(first) == 1
@@ -125,7 +125,7 @@ def test_block_is_not_taken_from_a_live_table(runner: Runner) -> None:
     with pytest.raises(StaleBlockError, match="while a live table lists it at 3"):
         runner.execute(taken)
     runner.execute(replace(taken, closed_slots=[0]))
-    assert runner.num_open_slots == 1
+    assert runner.slots.num_open == 1
 
 
 def test_block_is_shared_at_one_generation(runner: Runner) -> None:

@@ -160,8 +160,9 @@ async def test_hello_that_comes_before_the_model_is_loaded_waits(tiny: MakeTiny)
         assert server.health() == ""
 
 
-async def test_higher_epoch_takes_over(server: WorkerServer) -> None:
-    """The old scheduler's link is closed and its queued plans are dropped; all slots are free for the new one."""
+async def test_higher_epoch_takes_over(server: WorkerServer, tiny: MakeTiny) -> None:
+    """The old scheduler's link is closed and its queued plans are dropped; all slots are free for the new one, and the
+    blocks hold what they held: the new one computes the prompt's last tokens behind the old one's block."""
     old, new = Scheduler(server), Scheduler(server)
     first_life = await old.hello(epoch=3)
     old.prefill()
@@ -173,9 +174,34 @@ async def test_higher_epoch_takes_over(server: WorkerServer) -> None:
         pass
     assert refused == StepRefused(0, "STALE_EPOCH", "epoch 4 has said hello")
     assert await asyncio.wait_for(old.closed_by, 5) is None
-    assert first_life.incarnation != second_life.incarnation
-    new.prefill()
-    assert (await new.receive(StepResult)).step_id == 1
+    assert first_life.generations == ()
+    assert second_life.incarnation == first_life.incarnation
+    assert (second_life.generations[6], second_life.generations[2], second_life.generations[7]) == (1, 1, -1)
+    new.link.send(
+        StepPlan(
+            step_id=1,
+            opened_slots=[OpenSlot(0, 1, (1,), 0.0, 1.0, 0, None)],
+            table_deltas=[TableDelta(0, 0, (6, 7), (1, 1))],
+            slots=[0],
+            starts=[16],
+            lengths=[len(PROMPT) - 16],
+            flags=[RowFlag.SAMPLE],
+            token_ids=PROMPT[16:],
+        )
+    )
+    result = await new.receive(StepResult)
+    assert (result.step_id, result.token_ids) == (1, tiny("llama").greedy(PROMPT, 1))
+
+
+async def test_hello_that_asks_for_a_new_life_gets_one(server: WorkerServer) -> None:
+    scheduler = Scheduler(server)
+    life = await scheduler.hello(epoch=1)
+    scheduler.prefill()
+    await scheduler.receive(StepResult)
+    scheduler.link.send(WorkerHello(2, begins_new_life=True))
+    ready = await scheduler.receive(WorkerReady)
+    assert ready.incarnation != life.incarnation
+    assert ready.generations == ()
 
 
 async def test_lower_epoch_is_turned_away(server: WorkerServer) -> None:
@@ -306,7 +332,7 @@ async def test_repeated_plan_gets_the_result_that_it_got_before(server: WorkerSe
     assert await scheduler.receive(StepResult) == result
 
 
-async def test_hello_of_another_life_or_scheduler_starts_over(server: WorkerServer) -> None:
+async def test_hello_of_another_life_or_scheduler_closes_all_slots(server: WorkerServer) -> None:
     for hello in (WorkerHello(1, 12345, 1), WorkerHello(2, 0, 0)):
         scheduler = Scheduler(server)
         life = await scheduler.hello(epoch=1)
@@ -316,7 +342,7 @@ async def test_hello_of_another_life_or_scheduler_starts_over(server: WorkerServ
         other.link.send(hello)
         ready = await other.receive(WorkerReady)
         assert not ready.is_resumed
-        assert ready.incarnation != life.incarnation
+        assert ready.incarnation == life.incarnation
         other.prefill()
         assert (await other.receive(StepResult)).step_id == 1
         if hello.epoch == 2:
@@ -330,4 +356,6 @@ async def test_refused_plan_cannot_be_resumed(server: WorkerServer) -> None:
     await scheduler.receive(StepRefused)
     again = Scheduler(server)
     again.link.send(WorkerHello(1, life.incarnation, 0))
-    assert not (await again.receive(WorkerReady)).is_resumed
+    ready = await again.receive(WorkerReady)
+    assert not ready.is_resumed
+    assert ready.incarnation != life.incarnation

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from octavo.common.errors import OctavoError, StaleEpochError
@@ -57,19 +58,39 @@ class SchedulersLink(Link[KvManagerReply, KvManagerRequest]):
 
 
 class SessionWorker:
-    """A scripted worker that computes plans when it is told to, and outlives its links."""
+    """A scripted worker that computes plans when it is told to, and outlives its links.
 
-    def __init__(self, ready: Callable[[int], WorkerReady], start: Callable[[], ScriptedWorker]) -> None:
+    When a scheduler takes over, the first plan in the queue may be a step that runs already: the hello is answered
+    after it. All other plans are dropped.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[int, tuple[int, ...]], WorkerReady],
+        start: Callable[[], ScriptedWorker],
+        incarnations: itertools.count[int],
+        chance: Random,
+    ) -> None:
         self._ready, self._start = ready, start
+        self._incarnations = incarnations
+        self._chance = chance
         self._epoch = 0
+        self._unanswered: WorkerHello | None = None
+        """Until the step of an earlier scheduler has ended."""
         self.session: WorkerSession | None = None
         self.queue: deque[StepPlan] = deque()
         self.scripted = start()
+        self.incarnation = next(incarnations)
         self.refusal: StepRefused | None = None
 
-    def receive(self, message: WorkerRequest, incarnations: itertools.count[int]) -> list[WorkerReply]:
+    @property
+    def runs_old_step(self) -> bool:
+        """A step of an earlier scheduler may still write to blocks."""
+        return self._unanswered is not None
+
+    def receive(self, message: WorkerRequest) -> list[WorkerReply]:
         if isinstance(message, WorkerHello):
-            return self._hello(message, incarnations)
+            return self._hello(message)
         session = self.session
         assert session is not None
         if session.accept(message) is PlanFate.RUN:
@@ -78,28 +99,43 @@ class SessionWorker:
         stored = session.stored(message.step_id)
         return [] if stored is None else [stored]
 
-    def compute(self) -> StepResult | StepRefused:
+    def compute(self) -> WorkerReply:
         """Run the next plan. One that names a block of an old generation is refused, and so are all after it."""
-        assert self.session is not None
         plan = self.queue.popleft()
         self.refusal = self.refusal or self.scripted.refusal(plan)
         reply = self.scripted.run(plan) if self.refusal is None else replace(self.refusal, step_id=plan.step_id)
+        if self._unanswered is not None:
+            return self._take_over(self._unanswered)
+        assert self.session is not None
         self.session.keep(reply)
         return reply
 
-    def _hello(self, hello: WorkerHello, incarnations: itertools.count[int]) -> list[WorkerReply]:
+    def _hello(self, hello: WorkerHello) -> list[WorkerReply]:
         if hello.epoch < self._epoch:
             raise StaleEpochError(f"epoch {hello.epoch} after {self._epoch}")
         self._epoch = hello.epoch
         session = self.session
         if session is not None and session.can_resume(hello):
-            resumed = replace(self._ready(session.incarnation), is_resumed=True, last_step=session.last_step)
-            return [resumed, *session.resume(hello)]
-        self.queue.clear()
-        self.refusal = None
-        self.scripted = self._start()
-        self.session = WorkerSession(hello.epoch, next(incarnations))
-        return [self._ready(self.session.incarnation)]
+            ready = self._ready(session.incarnation, ())
+            return [replace(ready, is_resumed=True, last_step=session.last_step), *session.resume(hello)]
+        self.session = None
+        has_begun = self.queue and (self.runs_old_step or self._chance.random() < 0.5)
+        self.queue = deque(itertools.islice(self.queue, 1 if has_begun else 0))
+        if has_begun:
+            self._unanswered = hello
+            return []
+        return [self._take_over(hello)]
+
+    def _take_over(self, hello: WorkerHello) -> WorkerReady:
+        self._unanswered = None
+        if hello.begins_new_life or self.refusal is not None:
+            self.scripted = self._start()
+            self.incarnation = next(self._incarnations)
+            self.refusal = None
+        else:
+            self.scripted.close_slots()
+        self.session = WorkerSession(hello.epoch, self.incarnation)
+        return self._ready(self.incarnation, self.scripted.generations)
 
 
 class WorkersLink:
@@ -223,14 +259,14 @@ class FaultyCluster(StepCluster):
         self.kvmanager.accept(self.kv_link)
 
     def _compute(self) -> None:
-        result = self.session_worker.compute()
+        reply = self.session_worker.compute()
         if self.worker_link is not None and self.worker_link.is_open:
-            self.worker_link.replies.append(result)
+            self.worker_link.replies.append(reply)
 
     def _deliver_to_worker(self) -> None:
         assert self.worker_link is not None
         message = self._next(self.worker_link.requests)
-        self.worker_link.replies.extend(self.session_worker.receive(message, self._incarnations))
+        self.worker_link.replies.extend(self.session_worker.receive(message))
         self.worker_link.is_open = True
 
     def _deliver_from_worker(self) -> None:
@@ -321,7 +357,7 @@ class FaultyCluster(StepCluster):
             )
             return self.worker
 
-        def ready(incarnation: int) -> WorkerReady:
+        def ready(incarnation: int, generations: tuple[int, ...]) -> WorkerReady:
             model = self.model
             return WorkerReady(
                 incarnation=incarnation,
@@ -334,6 +370,7 @@ class FaultyCluster(StepCluster):
                 vocab_size=model.vocab_size,
                 eos_token_ids=model.eos_token_ids,
                 num_host_blocks=self._num_host_blocks,
+                generations=generations,
             )
 
-        return SessionWorker(ready, start)
+        return SessionWorker(ready, start, self._incarnations, self.random)

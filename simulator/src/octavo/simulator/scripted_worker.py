@@ -175,6 +175,26 @@ class ScriptedWorker:
                 self._memory[block_id] = list(content)
         return len(transfer.device_ids)
 
+    def close_slots(self) -> None:
+        """Every copy ends, and steps count from 1. Blocks and host memory hold what they held."""
+        for transfer_id in list(self._copies):
+            self._end(transfer_id)
+        self._slots = [None] * len(self._slots)
+        self._last_step = 0
+
+    def content(self, block_id: int) -> list[int]:
+        """The tokens of one block."""
+        return self._memory[block_id]
+
+    def host_content(self, host_id: int) -> list[int]:
+        """The tokens of one block of host memory."""
+        return self._host_memory[host_id]
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Of each block the last one seen; 0 for none."""
+        return tuple(self._generations)
+
     def refusal(self, plan: StepPlan) -> StepRefused | None:
         """The answer to a plan that names a block of an old generation, None to others. Nothing of it runs."""
         for delta in plan.table_deltas:

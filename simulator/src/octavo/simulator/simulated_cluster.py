@@ -10,12 +10,13 @@ from typing import Any
 
 from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
 from octavo.common.messages.generation import Abort, Forget, Submit, TokenBatch
-from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, OpenPool, PoolOpened, StreamRefused
+from octavo.common.messages.kv import DeclarePool, KvReply, OpenPool, PoolOpened, StreamRefused
 from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core import SchedulerCore
 from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.worker_group import WorkerGroup
+from octavo.simulator.content_check import check_contents
 from octavo.simulator.faulty_cluster import FaultyCluster, SchedulersLink
 from octavo.simulator.fence_watch import FenceWatch
 from octavo.simulator.scripted_gateway import ClientRequest, ScriptedGateway
@@ -64,6 +65,12 @@ class SimulatedCluster(FaultyCluster):
         self._known_epochs = {"worker": 0, "KV manager": 0}
         """The highest epoch that each has seen for sure."""
         self._corrupts_next_plan = False
+        self._salts: set[bytes] = set()
+        """Of all requests."""
+        self._opening = OpenPool("", 0, 0, 0, 0)
+        """The last one that the KV manager got."""
+        self._taken_over: set[tuple[int, int]] = set()
+        """(block, generation) of those that were cached when a new scheduler opened the pool."""
         self.gateways: list[ScriptedGateway] = []
         self.past_gateways: list[ScriptedGateway] = []
         super().__init__(
@@ -90,6 +97,7 @@ class SimulatedCluster(FaultyCluster):
         number = next(self._request_numbers)
         self.events["beam search"] += submit.params.beam_width > 0
         self.events["branch"] += submit.branch is not None
+        self._salts.add(submit.cache_salt)
         gateway.submit(replace(submit, request_no=number, request_id=f"request-{number}", resumed=()), shared)
         if submit.branch is not None:
             gateway.allowed_failures.add((number, UnknownResponseError.reason))
@@ -161,7 +169,7 @@ class SimulatedCluster(FaultyCluster):
             return False
         self.events["stale scheduler came back"] += 1
         try:
-            self.session_worker.receive(WorkerHello(stale), self._incarnations)
+            self.session_worker.receive(WorkerHello(stale))
         except StaleEpochError:
             self.events["old epoch refused"] += 1
         else:
@@ -319,10 +327,14 @@ class SimulatedCluster(FaultyCluster):
         message = link.requests[0]
         self._num_kv_messages += 1
         self.kvmanager.check_ledger = self._num_kv_messages % self._shape.ledger_interval == 0
+        if isinstance(message, OpenPool):
+            super()._deliver_to_kvmanager()
+            self._on_opened(message)
+            return
         if isinstance(message, DeclarePool):
             self.tally.declared(message)
-        if not isinstance(message, KvRequest):
             super()._deliver_to_kvmanager()
+            self._check_contents()
             return
         num_replies = len(link.replies)
         if message.message_no <= self.pool.last_message_no:
@@ -334,7 +346,23 @@ class SimulatedCluster(FaultyCluster):
         for reply in itertools.islice(link.replies, num_replies, None):
             assert isinstance(reply, KvReply)
             self.tally.kv_reply(reply, self.model.block_size, quarantined)
+            self.tally.hits_of_taken_over(reply, self.model.block_size, self._taken_over)
             self._fences.check(reply, self.model.block_size)
+
+    def _on_opened(self, opening: OpenPool) -> None:
+        is_taken_over = opening.epoch > self._opening.epoch
+        self._opening = opening
+        if not is_taken_over:
+            return  # a declaration follows
+        assert not self.session_worker.runs_old_step, "the pool was opened while a step of an earlier scheduler runs"
+        self._check_contents()
+        blocks = self.pool.blocks
+        self._taken_over = {(block_id, blocks.generations[block_id]) for block_id in blocks.cached}
+        self.events["cached blocks taken over"] += len(self._taken_over) > 0
+
+    def _check_contents(self) -> None:
+        if self._opening.incarnation == self.session_worker.incarnation:
+            check_contents(self.pool, self.session_worker.scripted, self._salts)
 
     def _deliver_from_kvmanager(self) -> None:
         assert self.kv_link is not None
@@ -358,6 +386,7 @@ class SimulatedCluster(FaultyCluster):
     def assert_idle(self) -> None:
         """Nothing is alive, and every request came to its end."""
         super().assert_idle()
+        self._check_contents()
         for gateway in [*self.past_gateways, *self.gateways]:
             gateway.assert_ended()
 

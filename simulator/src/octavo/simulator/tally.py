@@ -32,6 +32,7 @@ EVENTS = (
     "declarations given up",
     "pool declared",
     "block recycled",
+    "cached blocks taken over",
     "pool lost",
     "prompt chunk",
     "choices fanned out",
@@ -69,6 +70,7 @@ RULES = (
     "credit recalled",
     "credit given back",
     "credits quarantined at a new epoch",
+    "hit on a block that was taken over",
     "refused before a model was there",
 )
 
@@ -107,6 +109,12 @@ class Tally(Counter[str]):
         self["swapped out"] += sum(answer.verdict is Verdict.OK for answer in reply.swapped_out)
         self["swapped in"] += sum(answer.verdict is Verdict.OK for answer in reply.swapped_in)
         self["host tier copy"] += sum(copy.direction is TransferDirection.TO_DEVICE for copy in reply.transfers)
+
+    def hits_of_taken_over(self, reply: KvReply, block_size: int, taken_over: set[tuple[int, int]]) -> None:
+        """`taken_over`: (block, generation) of those that were cached when the pool was opened."""
+        for answer in reply.admitted:
+            hits = zip(answer.block_ids[: answer.num_cached_tokens // block_size], answer.generations, strict=False)
+            self["hit on a block that was taken over"] += not taken_over.isdisjoint(hits)
 
     def declared(self, declaration: DeclarePool) -> None:
         self["pool declared"] += 1

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple, cast
 
-from octavo.common.block_hash import BlockKey, digest_of
+from octavo.common.block_hash import UNKNOWN_KEY, BlockKey, digest_of
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.catalogue import Catalogue
@@ -231,6 +231,25 @@ class BlockPool:
                 parent_digest = b"" if parent is None else digest_of(parent)
                 self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), parent_digest))
 
+    def restore(self, keys: Mapping[int, BlockKey]) -> None:
+        """Blocks of a fresh pool hold these contents already; what came before each in its prefix is not known."""
+        for block_id, key in keys.items():
+            self.publish(block_id, key, UNKNOWN_KEY)
+        self.free = [block_id for block_id in self.free if self.keys[block_id] is None]
+        self._shelve(block_id for block_id in keys if self.keys[block_id] is not None)
+
+    def note_generation(self, block_id: int, generation: int) -> None:
+        """The block is at this generation; under another one than this pool's it holds something else than it knows."""
+        if generation == self.generations[block_id]:
+            return
+        self.generations[block_id] = generation
+        key = self.keys[block_id]
+        if key is not None:
+            self._forget_key(block_id, key, EventKind.EVICTED, 0)
+            if self.states[block_id] is BlockState.CACHED:
+                self.cached.remove([block_id])
+                self._shelve([block_id])
+
     def published_parent(self, block_id: int) -> int:
         """The block that can be found by the key of a published block's parent; -1 if there is none."""
         parent = self.parents[block_id]
@@ -243,10 +262,7 @@ class BlockPool:
         for block_id, key in enumerate(self.keys):
             if key is None or not matches(key):
                 continue
-            del self.key_to_block[key]
-            self.keys[block_id] = None
-            self._record(EventKind.FLUSHED, [block_id], [key])
-            self.history.note_gone([key], FLUSHED)
+            self._forget_key(block_id, key, EventKind.FLUSHED, FLUSHED)
             if self._catalogue is not None:
                 self._catalogue.forget(block_id)
             if self.states[block_id] is BlockState.CACHED:
@@ -321,10 +337,21 @@ class BlockPool:
         while self._fences_closed and self._fences_closed[0] <= step:
             self._leave_quarantine(self._quarantine.pop(heapq.heappop(self._fences_closed)))
 
+    def vacate(self) -> None:
+        """Nobody holds a block but credits, and no step is on its way: every block is cached or free, and steps count
+        from 1 anew."""
+        for block_id in list(self.granted):
+            self.return_credit(block_id)
+        self.acknowledge(max(self.acknowledged_step, max(self.fences)))
+        self.acknowledged_step = 0
+        self.fences = array("q", bytes(8 * self.num_blocks))
+        self.history.forget_sequences()
+
     def take_over(self, holders: Mapping[int, int], granted: Set[int], fence: int) -> None:
-        """Divide a fresh pool: `holders` counts references by block, `granted` are credits, the rest is quarantined
-        until step `fence` is acknowledged. Generations and keys are already those of the pool."""
+        """Divide a pool in which nobody holds a block: `holders` counts references by block, `granted` are credits, the
+        rest is quarantined until step `fence` is acknowledged. Generations and keys are already those of the pool."""
         self.free.clear()
+        self.cached.remove(list(self.cached))
         for block_id in reversed(range(self.num_blocks)):
             if block_id in holders:
                 self.states[block_id] = BlockState.ACTIVE
@@ -415,6 +442,12 @@ class BlockPool:
         if self.events.is_recording:
             for block_id, key in zip(block_ids, keys, strict=True):
                 self.events.record(PoolEvent(kind, Tier.DEVICE, block_id, digest_of(key), b""))
+
+    def _forget_key(self, block_id: int, key: BlockKey, kind: EventKind, for_sequence_id: int) -> None:
+        del self.key_to_block[key]
+        self.keys[block_id] = None
+        self._record(kind, [block_id], [key])
+        self.history.note_gone([key], for_sequence_id)
 
     def _take_credit(self, block_id: int) -> None:
         if block_id not in self.granted:

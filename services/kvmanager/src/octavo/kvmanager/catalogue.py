@@ -48,6 +48,10 @@ class Catalogue:
         self.generations = memoryview(mapping)[begin : self._records_begin].cast("i")
         """block_id |-> its generation. What is written here is in the file."""
 
+    def note_epoch(self, epoch: int) -> None:
+        """The pool was opened under this epoch."""
+        _EPOCH.pack_into(self._mapping, len(_MAGIC), epoch)
+
     def put(self, block_id: int, key: BlockKey) -> None:
         """The block holds this, at its present generation. In the file after `write`."""
         self._unwritten.append((block_id, self.generations[block_id], key))
@@ -73,6 +77,15 @@ class Catalogue:
         if check != crc32(_CHECKED.pack(num_bytes, key), generation):
             return None
         return cast(BlockKey, key[:num_bytes])
+
+    def keys(self) -> dict[int, BlockKey]:
+        """What is known of all blocks."""
+        found: dict[int, BlockKey] = {}
+        for block_id in range(len(self.generations)):
+            key = self.key(block_id)
+            if key is not None:
+                found[block_id] = key
+        return found
 
     def _begin(self, block_id: int) -> int:
         return self._records_begin + block_id * _RECORD.size
@@ -123,8 +136,9 @@ class CatalogueFolder:
             mapping = _map(path, size)
             magic, _, *found = _HEADER.unpack_from(mapping)
             if magic == _MAGIC and tuple(found) == life:
-                _EPOCH.pack_into(mapping, len(_MAGIC), opening.epoch)
-                return Catalogue(mapping, opening, is_restored=True)
+                catalogue = Catalogue(mapping, opening, is_restored=True)
+                catalogue.note_epoch(opening.epoch)
+                return catalogue
         # A new file, since a pool of this process may still have the old one mapped.
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)

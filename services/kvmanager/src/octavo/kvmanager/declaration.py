@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.common.block_hash import UNKNOWN_KEY, BlockHasher, TokenChain
+from octavo.common.block_hash import BlockHasher, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import DeclarePool
 from octavo.kvmanager.block_pool import BlockPool
 from octavo.kvmanager.block_table import BlockTables
-from octavo.kvmanager.catalogue import Catalogue
 
 
-def rebuild(
-    blocks: BlockPool, tables: BlockTables, hasher: BlockHasher, catalogue: Catalogue | None, declared: DeclarePool
-) -> None:
-    """Make a fresh pool the one that was declared.
+def rebuild(blocks: BlockPool, tables: BlockTables, hasher: BlockHasher, declared: DeclarePool) -> None:
+    """Make a pool in which nobody holds a block the one that was declared.
 
     Declared tables hold their blocks, declared credits are granted, and every other block is quarantined until the last
-    step launched is acknowledged, for it may be written by steps on their way. Blocks of which the catalogue knows what
-    they hold can be found again, and the full computed blocks of the tables are published.
+    step launched is acknowledged, for it may be written by steps on their way. What the pool knows blocks to hold can
+    still be found, and the full computed blocks of the tables are published.
 
     Raises ProtocolError if a block is declared twice in a way that cannot be.
     """
@@ -29,10 +26,8 @@ def rebuild(
     generations = _declared_generations(declared, blocks.num_blocks)
     if len(granted) < len(declared.credits) or not granted.isdisjoint(holders):
         raise ProtocolError("a declared credit is declared again, or stands in a table")
-    _restore_generations(blocks, catalogue, declared, generations)
+    _note_generations(blocks, declared, generations)
     blocks.acknowledge(declared.acknowledged_step)
-    if catalogue is not None:
-        _restore_keys(blocks, catalogue, granted)
     blocks.take_over(holders, granted, declared.launched_step)
     for table in declared.tables:
         chain = TokenChain(hasher, pack_int32(table.token_ids), table.salt, table.adapter, table.adapter_generation)
@@ -59,24 +54,11 @@ def _declared_generations(declared: DeclarePool, num_blocks: int) -> dict[int, i
     return generations
 
 
-def _restore_generations(
-    blocks: BlockPool, catalogue: Catalogue | None, declared: DeclarePool, generations: dict[int, int]
-) -> None:
-    """No block falls behind what the worker may have seen of it.
-
-    The catalogue is believed where it has a record: a manager that died before it was told anything leaves a file
-    without records, whose generations say nothing.
-    """
-    is_restored = catalogue is not None and catalogue.is_restored
-    for block_id in range(blocks.num_blocks):
-        if catalogue is None or not is_restored or catalogue.key(block_id) is None:
+def _note_generations(blocks: BlockPool, declared: DeclarePool, generations: dict[int, int]) -> None:
+    """No block falls behind what the worker may have seen of it. The pool is believed where it knows what a block
+    holds: without that, its generation may be from before the scheduler's time."""
+    for block_id, key in enumerate(blocks.keys):
+        if key is None:
             blocks.generations[block_id] = max(blocks.generations[block_id], declared.highest_generation)
     for block_id, generation in generations.items():
-        blocks.generations[block_id] = generation
-
-
-def _restore_keys(blocks: BlockPool, catalogue: Catalogue, granted: set[int]) -> None:
-    for block_id in range(blocks.num_blocks):
-        key = catalogue.key(block_id)
-        if key is not None and block_id not in granted:
-            blocks.publish(block_id, key, UNKNOWN_KEY)
+        blocks.note_generation(block_id, generation)

@@ -59,20 +59,20 @@ class HostTier:
         self,
         blocks: BlockPool,
         tables: BlockTables,
-        num_host_blocks: int,
+        host: HostPool,
         num_watermark_blocks: int,
         settings: HostTierSettings,
         stats: KvStats,
     ) -> None:
-        self.host = HostPool(num_host_blocks, blocks.events)
-        self.transfers = Transfers(blocks, self.host)
+        self.host = host
+        self.transfers = Transfers(blocks, host)
         self._blocks = blocks
         self._tables = tables
         self._num_watermark_blocks = num_watermark_blocks
         self._settings = settings
         self._stats = stats
         self._tails: dict[int, list[TailBlock]] = {}
-        blocks.keeps_evicted = num_host_blocks > 0 and settings.max_sinking_blocks > 0
+        blocks.keeps_evicted = host.num_blocks > 0 and settings.max_sinking_blocks > 0
 
     @property
     def num_swapped(self) -> int:

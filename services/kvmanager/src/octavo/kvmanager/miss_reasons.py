@@ -48,6 +48,10 @@ class PrefixHistory:
             gone[place] = name
             gone_for[place] = for_sequence_id
 
+    def forget_sequences(self) -> None:
+        """Sequences are numbered anew: for whom a block was evicted is told no more."""
+        self._gone_for = array("q", [min(sequence_id, 0) for sequence_id in self._gone_for])
+
     def misses(self, keys: Sequence[BlockKey], num_hits: int, flights: Flights) -> list[PrefixMiss]:
         """Reasons for the full blocks from `num_hits` on; their counts add up to all of them."""
         num_blocks: dict[MissReason, int] = {}

@@ -24,6 +24,7 @@ from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.declaration import rebuild
 from octavo.kvmanager.flush import Flushed, FlushScope, flush
+from octavo.kvmanager.host_pool import HostPool
 from octavo.kvmanager.host_tier import HostTier, HostTierSettings
 from octavo.kvmanager.stats import KvStats
 
@@ -49,6 +50,15 @@ class PoolSettings:
         return BlockHasher(opening.block_size, self.hash_secret, self.hash_algorithm, kv_format=opening.kv_format)
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlocks:
+    """What outlives the scheduler of a pool: blocks that nobody holds, and host memory."""
+
+    blocks: BlockPool
+    host: HostPool
+    catalogue: Catalogue | None
+
+
 class Pool:
     """Blocks, tables and credits of one worker group.
 
@@ -64,21 +74,27 @@ class Pool:
         settings: PoolSettings,
         stats: KvStats | None = None,
         catalogue: Catalogue | None = None,
+        cached: CachedBlocks | None = None,
     ) -> None:
+        """`cached` is what the pool before it has let go, of the same life of the memory."""
         if opening.num_blocks < 1 or opening.block_size < 1 or opening.num_host_blocks < 0:
             raise ProtocolError(f"a pool of {opening.num_blocks} blocks of {opening.block_size} tokens")
         stats = stats or KvStats()
         self.pool_id = opening.pool_id
         self.block_size = opening.block_size
         self.stats = stats
-        self.blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
+        if opening.generations and len(opening.generations) != opening.num_blocks:
+            raise ProtocolError(f"{len(opening.generations)} generations of {opening.num_blocks} blocks")
+        if cached is None:
+            cached = _fresh_blocks(opening, settings, stats, catalogue)
+        self.blocks = cached.blocks
+        for block_id, generation in enumerate(opening.generations):
+            self.blocks.note_generation(block_id, max(generation, self.blocks.generations[block_id]))
         self.tables = BlockTables(self.blocks, opening.block_size)
         num_watermark_blocks = max(1, int(settings.watermark * opening.num_blocks))
-        self.tier = HostTier(
-            self.blocks, self.tables, opening.num_host_blocks, num_watermark_blocks, settings.host_tier, stats
-        )
+        self.tier = HostTier(self.blocks, self.tables, cached.host, num_watermark_blocks, settings.host_tier, stats)
         self.hasher = settings.hasher(opening)
-        self._catalogue = catalogue
+        self._catalogue = cached.catalogue
         self.arrivals = ArrivalBook(self.hasher)
         self._admissions = AdmissionControl(
             self.blocks,
@@ -105,7 +121,17 @@ class Pool:
         if self._last_message_no or self._is_declared:
             raise ProtocolError("a pool is declared before its first message, and once")
         self._is_declared = True
-        rebuild(self.blocks, self.tables, self.hasher, self._catalogue, declaration)
+        rebuild(self.blocks, self.tables, self.hasher, declaration)
+
+    def let_go(self) -> CachedBlocks:
+        """End this pool: the scheduler that drove it is gone, and no step or copy of it is on its way. What is cached
+        stays so."""
+        self.tier.transfers.abandon()
+        for sequence_id, _ in list(self.tables):
+            self.tier.release(sequence_id, last_step=0)
+            self.tables.release(sequence_id, last_step=0)
+        self.blocks.vacate()
+        return CachedBlocks(self.blocks, self.tier.host, self._catalogue)
 
     def write_catalogue(self) -> None:
         """To be called when the answer to a message is on its way."""
@@ -202,3 +228,13 @@ class Pool:
 
 def _num_refused(forked: list[Forked]) -> int:
     return sum(fork.verdict is Verdict.LATER for fork in forked)
+
+
+def _fresh_blocks(
+    opening: OpenPool, settings: PoolSettings, stats: KvStats, catalogue: Catalogue | None
+) -> CachedBlocks:
+    """All free, but for those of which a catalogue of the same life of the memory knows what they hold."""
+    blocks = BlockPool(opening.num_blocks, stats, catalogue, settings.protected_share)
+    if catalogue is not None and catalogue.is_restored:
+        blocks.restore(catalogue.keys())
+    return CachedBlocks(blocks, HostPool(opening.num_host_blocks, blocks.events), catalogue)

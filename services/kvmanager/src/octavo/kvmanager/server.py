@@ -43,14 +43,21 @@ class _Lease:
     pool: Pool
     stream: _Stream
     replies: ReplyLog = field(default_factory=ReplyLog)
+    is_sound: bool = True
+    """False once a message has failed: the pool's books may not be what they should."""
 
     def can_resume(self, opening: OpenPool) -> bool:
         """Whether the opening is the same scheduler's, for the same life of the same memory."""
+        is_same = opening.epoch == self.opening.epoch and self.is_of_same_life(opening)
+        return is_same and self.replies.after(opening.last_reply_no) is not None
+
+    def is_of_same_life(self, opening: OpenPool) -> bool:
+        """Whether what the pool knows blocks to hold is what they hold."""
         own, asked = (
-            (known.epoch, known.incarnation, known.num_blocks, known.block_size, known.num_host_blocks)
+            (known.incarnation, known.num_blocks, known.block_size, known.num_host_blocks, known.kv_format)
             for known in (self.opening, opening)
         )
-        return own == asked and self.replies.after(opening.last_reply_no) is not None
+        return own == asked
 
 
 class KvManagerServer:
@@ -115,10 +122,10 @@ class KvManagerServer:
             self._hashing.remove(pool)
 
     def open_pool(self, opening: OpenPool, stream: _Stream) -> tuple[_Lease, PoolOpened]:
-        """The pool for this stream: as it was, if the scheduler may resume it, else a fresh one.
+        """The pool for this stream: as it was, if the scheduler may resume it, else one in which nobody holds a block.
 
-        The stream that drove the pool before, if any, is closed. Raises StaleEpochError if a scheduler with a higher
-        epoch has opened the pool before.
+        What was cached in the same life of the memory stays so. The stream that drove the pool before, if any, is
+        closed. Raises StaleEpochError if a scheduler with a higher epoch has opened the pool before.
         """
         highest = self._highest_epoch(opening.pool_id)
         if opening.epoch < highest:
@@ -129,11 +136,8 @@ class KvManagerServer:
         if lease is not None and lease.stream is not stream:
             lease.stream.refuse(StaleEpochError(f"epoch {opening.epoch} has opened the pool"))
         if lease is None or not is_resumed:
-            lease = _Lease(opening, Pool(opening, self._settings, self.stats, self._catalogue(opening)), stream)
+            lease = _Lease(opening, self._new_pool(opening, lease), stream)
             self._leases[opening.pool_id] = lease
-            self._num_lives += 1
-            gc.freeze()  # else the collector would look at every block of the pool, for longer than many steps
-            lease.pool.blocks.events.life = ((self.boot_epoch << _LIFE_BITS) + self._num_lives) % 2**64
         lease.stream = stream
         log.info(
             "pool resumed" if is_resumed else "pool opened",
@@ -142,8 +146,21 @@ class KvManagerServer:
             incarnation=opening.incarnation,
             num_blocks=opening.num_blocks,
             block_size=opening.block_size,
+            num_cached_blocks=len(lease.pool.blocks.cached),
         )
         return lease, PoolOpened(opening.pool_id, self.boot_epoch, is_resumed, lease.pool.last_message_no)
+
+    def _new_pool(self, opening: OpenPool, before: _Lease | None) -> Pool:
+        if before is not None and before.is_sound and before.is_of_same_life(opening):
+            cached = before.pool.let_go()
+            if cached.catalogue is not None:
+                cached.catalogue.note_epoch(opening.epoch)
+            return Pool(opening, self._settings, self.stats, cached=cached)
+        pool = Pool(opening, self._settings, self.stats, self._catalogue(opening))
+        self._num_lives += 1
+        pool.blocks.events.life = ((self.boot_epoch << _LIFE_BITS) + self._num_lives) % 2**64
+        gc.freeze()  # else the collector would look at every block of the pool, for longer than many steps
+        return pool
 
     def _highest_epoch(self, pool_id: str) -> int:
         if pool_id not in self._epochs and self.catalogues is not None:
@@ -172,10 +189,16 @@ class _Stream:
                 self._server.hash_arrivals(self._lease.pool)
                 self._lease.pool.write_catalogue()
         except OctavoError as error:
+            self._doubt_pool()
             self.refuse(error)
         except Exception:
+            self._doubt_pool()
             log.exception("stream failed", pool_id=self._pool_id)
             self._link.close()
+
+    def _doubt_pool(self) -> None:
+        if self._lease is not None:
+            self._lease.is_sound = False
 
     def refuse(self, error: OctavoError) -> None:
         """Tell the scheduler why, and end the stream."""

@@ -104,6 +104,12 @@ class Transfers:
                 self._blocks.end_transfer(device_id)
         self._host.end_transfer(done.host_ids)
 
+    def abandon(self) -> None:
+        """All have ended, or never began: what they would have filled holds nothing that is known."""
+        self.forget_keys(lambda key: True)
+        for transfer_id in list(self._open):
+            self.finish(transfer_id)
+
     def forget_keys(self, matches: Callable[[BlockKey], bool]) -> None:
         """What is on its way will not be found by a key that matches."""
         for transfer in self._open.values():

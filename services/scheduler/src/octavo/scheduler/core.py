@@ -153,7 +153,7 @@ class SchedulerCore:
     # Worker and KV manager come and go.
 
     def start(self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int) -> None:
-        """A worker with closed slots and a KV manager with an empty pool are there.
+        """A worker with closed slots and a KV manager that knows of no sequence are there.
 
         `max_num_batched_tokens` is the worker's own limit; a step keeps to the lower of both.
         """
@@ -178,7 +178,7 @@ class SchedulerCore:
         return PoolLife(pool, forks, admissions, relief, results, pipeline, preemption)
 
     def pool_lost(self) -> None:
-        """Worker or KV manager is gone: every sequence goes back to the queue with the tokens it has."""
+        """The worker starts over: every sequence goes back to the queue with the tokens it has."""
         life, self._life = self._life, None
         if life is None:
             return

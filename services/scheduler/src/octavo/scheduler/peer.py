@@ -83,11 +83,10 @@ class Peer(Generic[Sent, Received]):
         """One link from beginning to end: why it ended, and whether it can be resumed."""
         self._opened.clear()
         try:
-            link = await self._connect()
+            self._link = link = await self._connect()
             opening = self._opening()
         except (OSError, TimeoutError, OctavoError) as failure:
             return LinkClosedError(f"{self.name} away: {failure}"), True
-        self._link = link
         ended = self._ended = asyncio.get_running_loop().create_future()
         link.bind(self._receive, self._closed)
         link.send(opening)

@@ -2,7 +2,7 @@
 
 worker's link lost       nothing is launched; plans are kept until their results are here
   it resumes             plans that it lacks are sent again, results that are missing come again
-  it starts over         the pool is lost: every sequence waits, with its tokens; the KV manager opens a fresh pool
+  it starts over         every sequence waits, with its tokens; the KV manager opens the pool anew
 KV manager's link lost   decode goes on with credits, then with recycled blocks; nothing is admitted
   it resumes             messages that it lacks are sent again, replies that are missing come again
   it starts over         it is told all that is held, and makes its pool of that; nothing is recomputed
@@ -116,14 +116,15 @@ class WorkerGroup:
         self.core.has_worker = False
         self._plans_again = []
         if not can_resume:
-            self._worker.start_over()
+            self._worker.give_up()
 
     # The KV manager's link.
 
     def opening(self) -> OpenPool:
-        """The first message on a new link to the KV manager. Raises NotReadyError if there is no worker."""
+        """The first message on a new link to the KV manager. Raises NotReadyError if there is no worker: until it has
+        answered the hello, steps of an earlier scheduler may write to blocks."""
         ready = self._ready
-        if ready is None:
+        if ready is None or not self.has_worker_life:
             raise NotReadyError("no worker whose blocks could be kept")
         if self._has_recycled:
             self._kv.start_over()
@@ -137,6 +138,7 @@ class WorkerGroup:
             self._kv.boot_epoch,
             self._kv.last_reply_no,
             ready.kv_format,
+            ready.generations,
         )
 
     def on_pool_opened(self, opened: PoolOpened) -> None:

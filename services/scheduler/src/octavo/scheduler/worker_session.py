@@ -18,6 +18,8 @@ class WorkerSession:
         self.epoch = 0
         self.incarnation = 0
         """The worker's life that this scheduler drives; 0 before the first and when the next hello starts over."""
+        self._begins_new_life = False
+        """The next hello asks for one."""
         self._last_result = 0
         self._plans: deque[StepPlan] = deque()
 
@@ -25,7 +27,7 @@ class WorkerSession:
         """The first message on a new link."""
         if not self.incarnation:
             self.epoch = next(self._epochs)
-        return WorkerHello(self.epoch, self.incarnation, self._last_result)
+        return WorkerHello(self.epoch, self.incarnation, self._last_result, self._begins_new_life)
 
     def on_ready(self, ready: WorkerReady) -> list[StepPlan] | None:
         """The plans to send again, or None if the worker starts over. Raises ProtocolError if that cannot be."""
@@ -39,12 +41,18 @@ class WorkerSession:
                     f" {self.incarnation:x}, result {self._last_result}, plan {last_sent}"
                 )
             return [plan for plan in self._plans if plan.step_id > ready.last_step]
-        self.start_over()
+        self._forget()
         self.incarnation = ready.incarnation
+        self._begins_new_life = False
         return None
 
-    def start_over(self) -> None:
-        """Go on with nothing: the next hello begins a new life."""
+    def give_up(self) -> None:
+        """Something is wrong with this life, if there is one: the next hello begins a new one. The first hello of a
+        scheduler takes the worker's blocks as they are."""
+        self._begins_new_life = self._begins_new_life or bool(self.incarnation)
+        self._forget()
+
+    def _forget(self) -> None:
         self.incarnation = self._last_result = 0
         self._plans.clear()
 

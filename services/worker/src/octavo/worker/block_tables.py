@@ -25,11 +25,19 @@ class BlockTables:
         self._generations = [-1] * num_blocks  # block_id |-> the last one seen, -1 for none
         self._num_listings = [0] * num_blocks  # block_id |-> tables that list it
 
-    def reset(self) -> None:
-        """Empty all tables and forget all generations: a new life of the pool."""
+    def empty(self) -> None:
+        """Empty all tables."""
         self.num_entries = [0] * len(self.num_entries)
-        self._generations = [-1] * len(self._generations)
         self._num_listings = [0] * len(self._num_listings)
+
+    def forget_generations(self) -> None:
+        """A new life of the pool, whose tables are empty."""
+        self._generations = [-1] * len(self._generations)
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Of each block the last one seen, -1 for none."""
+        return tuple(self._generations)
 
     def check(self, cleared_slots: Iterable[int], deltas: Sequence[TableDelta]) -> dict[int, int]:
         """What `clear` and `append` would do, without doing it: the lengths of the tables that change.

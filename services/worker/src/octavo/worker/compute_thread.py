@@ -30,6 +30,8 @@ class Tenure:
     on_ready: Callable[[WorkerCore], None]
     """The core starts afresh for this scheduler. Called on the compute thread, as is the next."""
     on_reply: Callable[[StepResult | StepRefused], None]
+    begins_new_life: bool
+    """See WorkerHello."""
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -82,7 +84,8 @@ class ComputeThread:
             if tenure.is_over.is_set():
                 continue
             if plan is None:
-                core.start_over()
+                waiter.drain()
+                core.start_over(begins_new_life=tenure.begins_new_life)
                 tenure.on_ready(core)
                 continue
             started = time.perf_counter()
@@ -103,13 +106,21 @@ class ResultWaiter:
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
-        self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan, LaunchedStep | StepRefused] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan, LaunchedStep | StepRefused] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._main, name="results", daemon=True)
         self._thread.start()
 
     def submit(self, tenure: Tenure, plan: StepPlan, launched: LaunchedStep | StepRefused) -> None:
         """Answer the plan once it has ended, after all that were submitted before."""
         self._queue.put((tenure, plan, launched))
+
+    def drain(self) -> None:
+        """Wait until all that was submitted has been answered."""
+        drained = threading.Event()
+        self._queue.put(drained)
+        drained.wait()
 
     def stop(self) -> None:
         """End after what was submitted, and wait for that."""
@@ -118,6 +129,9 @@ class ResultWaiter:
 
     def _main(self) -> None:
         while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             tenure, plan, launched = item
             idle_s = compute_s = 0.0
             if isinstance(launched, StepRefused):
@@ -140,7 +154,7 @@ def finish(
     """Answer a plan, then count it."""
     tenure.on_reply(_reply(plan, outcome, idle_s=idle_s, compute_s=compute_s))
     _count(plan, outcome, idle_s=idle_s, compute_s=compute_s)
-    metrics.OPEN_SLOTS.set(core.runner.num_open_slots)
+    metrics.OPEN_SLOTS.set(core.runner.slots.num_open)
 
 
 def _reply(

@@ -80,7 +80,7 @@ class GpuRunner(Runner):
         shares_prefixes = all(
             layer.window is None for layer in config.attention
         )  # rows of a window see different parts of a prefix
-        self._batch = GpuBatch(
+        self._batch = self.slots = GpuBatch(
             self.limits,
             config.num_kv_heads,
             queries_per_tile(group, config.head_dim),
@@ -133,19 +133,14 @@ class GpuRunner(Runner):
         self._batch.grammars = grammars
 
     @property
-    def num_open_slots(self) -> int:
-        """See Runner."""
-        return self._batch.num_open
-
-    @property
     def num_host_blocks(self) -> int:
         """See Runner."""
         return self._transfers.num_host_blocks
 
-    def reset(self) -> None:
+    def close_slots(self) -> None:
         """See Runner."""
         self._transfers.finished(wait=True)
-        self._batch.reset()
+        self._batch.close_all()
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> None:

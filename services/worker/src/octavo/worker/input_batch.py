@@ -48,9 +48,9 @@ class InputBatch(Slots):
         """See Slots."""
         return self.grammars is not None
 
-    def reset(self) -> None:
+    def close_all(self) -> None:
         """See Slots."""
-        super().reset()
+        super().close_all()
         for slot in list(self.rules):
             self._drop_rules(slot)
 

@@ -45,21 +45,16 @@ class ModelRunner(Runner):
         )
         self._kv_cache = kv_cache
         self._attention = attention
-        self._batch = InputBatch(self.limits, model.device)
+        self._batch = self.slots = InputBatch(self.limits, model.device)
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Follow grammars; without, slots that have one are refused."""
         self._batch.grammars = grammars
 
-    @property
-    def num_open_slots(self) -> int:
-        """See Runner."""
-        return self._batch.num_open
-
-    def reset(self) -> None:
+    def close_slots(self) -> None:
         """See Runner."""
         self._kv_cache.transfers.finished(wait=True)
-        self._batch.reset()
+        self._batch.close_all()
 
     @property
     def num_host_blocks(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from octavo.common.messages.generation import PromptLogprobs, TokenLogprobs
 from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
 from octavo.common.messages.token_rules import TokenRules
-from octavo.worker.slots import StepLimits
+from octavo.worker.slots import Slots, StepLimits
 
 _WARM_RULES = SlotRules(
     TokenRules(bad_words=((0, 0),), min_tokens=1, logit_bias=((0, 0.0),), repetition_penalty=1.1, min_p=0.1),
@@ -74,13 +74,9 @@ class Runner(ABC):
     """Runs plans in order."""
 
     limits: StepLimits
+    slots: Slots
     is_asynchronous = False
     """A launch returns before the step has ended."""
-
-    @property
-    @abstractmethod
-    def num_open_slots(self) -> int:
-        """Slots that hold a sequence."""
 
     @property
     def num_host_blocks(self) -> int:
@@ -88,8 +84,13 @@ class Runner(ABC):
         return 0
 
     @abstractmethod
+    def close_slots(self) -> None:
+        """Close all slots, when every copy has ended. What pool and host memory hold stays."""
+
     def reset(self) -> None:
         """Close all slots; the contents of pool and host memory count as lost."""
+        self.close_slots()
+        self.slots.tables.forget_generations()
 
     @abstractmethod
     def launch(self, plan: StepPlan) -> LaunchedStep:

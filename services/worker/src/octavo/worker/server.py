@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -38,7 +37,8 @@ class WorkerServer:
     """Serves one scheduler at a time: a hello of the same or a higher epoch takes over, a lower one is turned away.
 
     A scheduler whose link ended keeps its session, with slots, memory and results, until the next hello: it may go on
-    over a new link.
+    over a new link. Another one finds the memory as it was and all slots closed; it is answered when the steps and
+    copies of its predecessor have ended, those that had not begun are dropped.
 
     Everything but the compute thread runs on the event loop in which it was made.
     """
@@ -111,7 +111,7 @@ class WorkerServer:
             self._resume(self._session, hello)
         else:
             self._end_tenure()
-            self._tenure = self._new_tenure(hello.epoch)
+            self._tenure = self._new_tenure(hello)
             self._compute.begin(self._tenure)
 
     def _resume(self, session: WorkerSession, hello: WorkerHello) -> None:
@@ -122,10 +122,10 @@ class WorkerServer:
             self._send(result)
         log.info("scheduler is back", epoch=session.epoch, last_step=session.last_step, last_result=hello.last_result)
 
-    def _new_tenure(self, epoch: int) -> Tenure:
+    def _new_tenure(self, hello: WorkerHello) -> Tenure:
         def begin(ready: WorkerReady) -> None:
             if not tenure.is_over.is_set():
-                self._session, self._ready = WorkerSession(epoch, ready.incarnation), ready
+                self._session, self._ready = WorkerSession(hello.epoch, ready.incarnation), ready
                 self._send(ready)
 
         def keep(reply: StepResult | StepRefused) -> None:
@@ -141,7 +141,7 @@ class WorkerServer:
         def on_reply(reply: StepResult | StepRefused) -> None:
             self._post(keep, reply)
 
-        tenure = Tenure(on_ready, on_reply)
+        tenure = Tenure(on_ready, on_reply, hello.begins_new_life)
         return tenure
 
     def _send(self, reply: WorkerReply) -> None:
@@ -193,9 +193,9 @@ class WorkerServer:
 
 
 def _ready(core: WorkerCore) -> WorkerReady:
-    limits = core.runner.limits
+    limits, generations = core.runner.limits, core.runner.slots.tables.generations
     return WorkerReady(
-        incarnation=1 + secrets.randbelow(2**64 - 1),
+        incarnation=core.incarnation,
         model_name=core.model.name,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -206,4 +206,5 @@ def _ready(core: WorkerCore) -> WorkerReady:
         eos_token_ids=core.model.eos_token_ids,
         num_host_blocks=core.runner.num_host_blocks,
         kv_format=core.model.kv_format,
+        generations=generations if max(generations) >= 0 else (),
     )

@@ -40,12 +40,12 @@ class Slots:
         """Whether slots may be opened with a grammar."""
         return True
 
-    def reset(self) -> None:
-        """Close all slots and forget the pool's contents."""
+    def close_all(self) -> None:
+        """Close all slots. What blocks hold stays."""
         self.slots = [None] * len(self.slots)
         self.has_sampled = [False] * len(self.slots)
         self.num_open = 0
-        self.tables.reset()
+        self.tables.empty()
 
     def apply_slots(self, plan: StepPlan) -> None:
         """Closes and opens only, and the generations of copies."""

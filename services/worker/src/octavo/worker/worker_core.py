@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 import structlog
@@ -29,12 +30,19 @@ class WorkerCore:
     def __init__(self, runner: Runner, model: ServedModel) -> None:
         self.runner = runner
         self.model = model
+        self.incarnation = _new_incarnation()
+        """One life of the pool."""
         self._next_step_id = 1
         self._refusal: StepRefused | None = None
 
-    def start_over(self) -> None:
-        """All slots are closed, the pool's contents are lost, steps count from 1."""
-        self.runner.reset()
+    def start_over(self, *, begins_new_life: bool) -> None:
+        """All slots are closed, and steps count from 1. The pool keeps what it holds, unless a new life is asked for or
+        a plan was refused: then scheduler and worker may not be of one mind about it."""
+        if begins_new_life or self._refusal is not None:
+            self.runner.reset()
+            self.incarnation = _new_incarnation()
+        else:
+            self.runner.close_slots()
         self._next_step_id = 1
         self._refusal = None
 
@@ -74,3 +82,7 @@ class WorkerCore:
         log.warning("plan refused", step_id=plan.step_id, reason=error.reason, error=error.message)
         self._refusal = StepRefused(plan.step_id, error.reason, error.message)
         return self._refusal
+
+
+def _new_incarnation() -> int:
+    return 1 + secrets.randbelow(2**64 - 1)

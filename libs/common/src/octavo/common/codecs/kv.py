@@ -68,6 +68,7 @@ def _opening_to_proto(opening: OpenPool) -> pb.OpenPool:
         resume_boot_epoch=opening.resume_boot_epoch,
         last_reply_no=opening.last_reply_no,
         kv_format=opening.kv_format,
+        generations=pack_int32(opening.generations),
     )
 
 
@@ -82,6 +83,7 @@ def _opening_from_proto(opening: pb.OpenPool) -> OpenPool:
         resume_boot_epoch=opening.resume_boot_epoch,
         last_reply_no=opening.last_reply_no,
         kv_format=opening.kv_format,
+        generations=tuple(unpack_int32(opening.generations)),
     )
 
 

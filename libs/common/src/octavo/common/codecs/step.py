@@ -38,6 +38,7 @@ def encode_request(message: WorkerRequest) -> bytes:
             epoch=message.epoch,
             resume_incarnation=message.resume_incarnation,
             last_result=message.last_result,
+            begins_new_life=message.begins_new_life,
         )
         return pb.WorkerRequest(hello=hello).SerializeToString()
     return pb.WorkerRequest(plan=_plan_to_proto(message)).SerializeToString()
@@ -51,7 +52,7 @@ def decode_request(body: bytes) -> WorkerRequest:
     match request.WhichOneof("message"):
         case "hello":
             hello = request.hello
-            return WorkerHello(hello.epoch, hello.resume_incarnation, hello.last_result)
+            return WorkerHello(hello.epoch, hello.resume_incarnation, hello.last_result, hello.begins_new_life)
         case "plan":
             return _plan_from_proto(request.plan)
     raise ProtocolError("WorkerRequest with no message set")
@@ -205,6 +206,7 @@ def encode_reply(message: WorkerReply) -> bytes:
         is_resumed=message.is_resumed,
         last_step=message.last_step,
         kv_format=message.kv_format,
+        generations=pack_int32(message.generations),
     )
     return pb.WorkerResponse(ready=ready).SerializeToString()
 
@@ -231,6 +233,7 @@ def decode_reply(body: bytes) -> WorkerReply:
                 is_resumed=ready.is_resumed,
                 last_step=ready.last_step,
                 kv_format=ready.kv_format,
+                generations=tuple(unpack_int32(ready.generations)),
             )
         case "result":
             return _result_from_proto(response.result)

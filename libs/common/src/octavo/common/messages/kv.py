@@ -18,7 +18,10 @@ class Verdict(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """First message of a scheduler on a stream: the pool it drives, empty."""
+    """First message of a scheduler on a stream: the pool it drives.
+
+    Steps and copies of those who drove the worker before have ended.
+    """
 
     pool_id: str
     epoch: int
@@ -30,17 +33,20 @@ class OpenPool:
     num_host_blocks: int = 0
     """Blocks of host memory that the worker group has for swap and as a lower tier."""
     resume_boot_epoch: int = 0
-    """Life of the KV manager in which this scheduler had the pool open; 0 asks for an empty pool."""
+    """Life of the KV manager in which this scheduler had the pool open; 0 asks for one where nobody holds a block."""
     last_reply_no: int = 0
     """Last reply received in that life."""
     kv_format: str = ""
     """How the worker group stores K and V. Blocks of one format are never found by keys of another."""
+    generations: tuple[int, ...] = ()
+    """See WorkerReady. A block whose generation is higher than the manager knows holds something unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """The pool takes messages. With `is_resumed` it is as it was, and replies that were lost follow; otherwise it is
-    empty and takes messages from `message_no` 1, the first of which may be a `DeclarePool`."""
+    """The pool takes messages. With `is_resumed` it is as it was, and replies that were lost follow; otherwise nobody
+    holds a block of it, and it takes messages from `message_no` 1, the first of which may be a `DeclarePool`. What is
+    known to be cached in this life of the worker group's memory is found either way."""
 
     pool_id: str
     boot_epoch: int

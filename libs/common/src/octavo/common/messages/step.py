@@ -38,17 +38,19 @@ class WorkerHello:
     epoch: int
     """Fencing number of the scheduler. A lower one than the worker has seen is refused."""
     resume_incarnation: int = 0
-    """Life of the KV pool in which this scheduler was driving the worker; 0 starts over."""
+    """Life of the KV pool in which this scheduler was driving the worker; 0 closes all slots."""
     last_result: int = 0
     """Last result received in that life."""
+    begins_new_life: bool = False
+    """The pool's contents are not to be trusted. Otherwise the worker keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
     """The answer to a hello: the model is loaded and a warm-up step ran.
 
-    With `is_resumed` slots and pool are as they were, and results that were lost follow. Otherwise all slots are closed
-    and the worker takes steps from `step_id` 1.
+    With `is_resumed` slots and pool are as they were, and results that were lost follow. Otherwise all slots are
+    closed, the worker takes steps from `step_id` 1, and every step and copy from before has ended or will never begin.
     """
 
     incarnation: int
@@ -68,6 +70,8 @@ class WorkerReady:
     """Last plan accepted; later ones are sent again."""
     kv_format: str = ""
     """How K and V are stored: their type, and a digest of the scales of e4m3."""
+    generations: tuple[int, ...] = ()
+    """Of each block the last one seen when the slots were closed, -1 for none; empty if none was used in this life."""
 
 
 @dataclass(frozen=True, slots=True)

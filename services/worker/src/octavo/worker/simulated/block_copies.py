@@ -29,8 +29,8 @@ class BlockCopies:
         self.compute_after = 0.0
         """When the next step may begin, as `before_compute` has found."""
 
-    def reset(self) -> None:
-        """Forget what is on its way."""
+    def forget(self) -> None:
+        """What is on its way counts as ended."""
         self._running = []
 
     def to_host(self, transfers: Sequence[Transfer]) -> None:

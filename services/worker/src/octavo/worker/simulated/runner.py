@@ -76,31 +76,26 @@ class SimulatedRunner(Runner):
         self._num_gpus = num_gpus
         self._num_host_blocks = num_host_blocks
         self._clock = clock
-        self._slots = Slots(limits, BlockTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks))
+        self.slots = Slots(limits, BlockTables(limits.max_num_seqs, limits.max_blocks_per_seq, limits.num_blocks))
         self._sampling = Sampling(token_ids, limits.vocab_size, limits.max_num_seqs)
         block_bytes = limits.block_size * profile.model.kv_token_bytes
         self._copies = BlockCopies(block_bytes / profile.device.host_link_bytes_per_s / num_gpus)
         self._end_of_last = clock.now()
 
     @property
-    def num_open_slots(self) -> int:
-        """See Runner."""
-        return self._slots.num_open
-
-    @property
     def num_host_blocks(self) -> int:
         """See Runner."""
         return self._num_host_blocks
 
-    def reset(self) -> None:
+    def close_slots(self) -> None:
         """See Runner."""
-        self._slots.reset()
-        self._copies.reset()
+        self.slots.close_all()
+        self._copies.forget()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See Runner."""
         arrived = self._clock.now()
-        slots, copies = self._slots, self._copies
+        slots, copies = self.slots, self._copies
         check_plan(plan, slots)
         check_transfers(plan, slots.tables, self._num_host_blocks)
         slots.apply_slots(plan)
@@ -140,7 +135,7 @@ class SimulatedRunner(Runner):
 
     def _num_shared(self, plan: StepPlan) -> int:
         """Tokens of shared prefixes that rows need not read again: each GPU reads them once."""
-        runs = shared_runs(plan, self._slots.tables, self.limits.block_size)
+        runs = shared_runs(plan, self.slots.tables, self.limits.block_size)
         return sum(
             (len(run.rows) - min(len(run.rows), self._num_gpus)) * run.num_blocks * self.limits.block_size
             for run in runs
