@@ -216,8 +216,12 @@ class ProcessCluster(Cluster):
 
     def kill_service(self, service: str) -> None:
         """Die without a word, and be started again by the supervisor."""
+        self.end_service(service, signal.SIGKILL)
+
+    def end_service(self, service: str, signal_no: signal.Signals) -> None:
+        """End by the signal, and be started again by the supervisor."""
         old = self.pids()[service]
-        os.kill(old, signal.SIGKILL)
+        os.kill(old, signal_no)
         wait_until(lambda: self.pids().get(service, old) != old, 20.0, f"{service} was not started again")
 
     def memory_bytes(self) -> dict[str, int]:
