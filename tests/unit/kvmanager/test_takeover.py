@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import (
     Admission,
     Arrival,
+    DeclaredTable,
+    DeclarePool,
     KvReply,
     KvRequest,
     MissReason,
@@ -129,8 +133,10 @@ def test_host_memory_keeps_what_arrived_there_and_nothing_of_what_was_on_its_way
     pool.apply(KvRequest(2, 0, releases=[Release(1, 0)]))
 
 
-def opening(epoch: int, incarnation: int = 1) -> OpenPool:
-    return OpenPool("group-0", epoch, incarnation, NUM_BLOCKS, 16)
+def opening(epoch: int, incarnation: int = 1, *, declares: bool = False) -> OpenPool:
+    """Of a scheduler that has just taken the worker, unless it `declares`."""
+    generations = () if declares else (1, 1, -1, -1, -1, -1, -1, -1)
+    return OpenPool("group-0", epoch, incarnation, NUM_BLOCKS, 16, generations=generations)
 
 
 PUBLISHED = [
@@ -167,3 +173,16 @@ async def test_pool_whose_books_may_be_wrong_is_not_taken_over() -> None:
     _, reply = await Scheduler(server).send(opening(epoch=2), ASKS)
     assert isinstance(reply, KvReply)
     assert (reply.admitted[0].num_cached_tokens, reply.counts.active, reply.counts.free) == (0, 3, 5)
+
+
+async def test_what_a_stale_scheduler_declared_is_not_taken_over_by_the_owner_of_the_worker() -> None:
+    """A new manager without a catalogue could not know that epoch 4 is stale. The owner has used the blocks since."""
+    server = KvManagerServer(PoolSettings(), BOOT_EPOCH, check_ledger=True)
+    stale = DeclarePool([DeclaredTable(9, tokens(0, 32), 32, (0, 1), (1, 1))], [], launched_step=3, acknowledged_step=3)
+    await Scheduler(server).send(opening(4, declares=True), stale)
+    assert len(server.pools[0].blocks.key_to_block) == 2
+    owner = DeclarePool([], [], launched_step=8, acknowledged_step=8, highest_generation=5)
+    _, reply = await Scheduler(server).send(opening(5, declares=True), owner, replace(ASKS, acknowledged_step=8))
+    assert isinstance(reply, KvReply)
+    assert reply.admitted[0].num_cached_tokens == 0
+    assert reply.admitted[0].generations == (6, 6, 6)

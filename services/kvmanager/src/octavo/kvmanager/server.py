@@ -51,8 +51,16 @@ class _Lease:
         is_same = opening.epoch == self.opening.epoch and self.is_of_same_life(opening)
         return is_same and self.replies.after(opening.last_reply_no) is not None
 
+    def knows_contents(self, opening: OpenPool) -> bool:
+        """Whether blocks hold what the pool knows of them, but for those that the opening or a declaration names.
+
+        A scheduler with a higher epoch that tells no generations has used blocks that this pool knows nothing of.
+        """
+        is_told = opening.epoch == self.opening.epoch or len(opening.generations) > 0
+        return self.is_sound and is_told and self.is_of_same_life(opening)
+
     def is_of_same_life(self, opening: OpenPool) -> bool:
-        """Whether what the pool knows blocks to hold is what they hold."""
+        """Whether the opening is for the same life of the same memory."""
         own, asked = (
             (known.incarnation, known.num_blocks, known.block_size, known.num_host_blocks, known.kv_format)
             for known in (self.opening, opening)
@@ -151,7 +159,7 @@ class KvManagerServer:
         return lease, PoolOpened(opening.pool_id, self.boot_epoch, is_resumed, lease.pool.last_message_no)
 
     def _new_pool(self, opening: OpenPool, before: _Lease | None) -> Pool:
-        if before is not None and before.is_sound and before.is_of_same_life(opening):
+        if before is not None and before.knows_contents(opening):
             cached = before.pool.let_go()
             if cached.catalogue is not None:
                 cached.catalogue.note_epoch(opening.epoch)

@@ -35,7 +35,8 @@ class BlockAccount:
     after the launch, before any release that it may belong to.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, highest_generation: int = 0) -> None:
+        """`highest_generation`: of the blocks that the worker has seen."""
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.counts = PoolCounts(free=num_blocks, granted=0, active=0, cached=0, quarantined=0)
@@ -46,7 +47,7 @@ class BlockAccount:
         """Not answered, by child."""
         self._credits: deque[tuple[int, int]] = deque()
         self._recycler = Recycler()
-        self._highest_generation = 0
+        self._highest_generation = highest_generation
         self._num_publications = 0
         self._start_counting()
 

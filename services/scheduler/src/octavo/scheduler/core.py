@@ -152,20 +152,22 @@ class SchedulerCore:
 
     # Worker and KV manager come and go.
 
-    def start(self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int) -> None:
+    def start(
+        self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int, highest_generation: int = 0
+    ) -> None:
         """A worker with closed slots and a KV manager that knows of no sequence are there.
 
-        `max_num_batched_tokens` is the worker's own limit; a step keeps to the lower of both.
+        `max_num_batched_tokens` is the worker's own limit; a step keeps to the lower of both. `highest_generation` is
+        that of the blocks that the worker has seen.
         """
         self.log.pool_is_back()
         self._requests.serve(model)
-        self._life = self._begin_life(model, num_blocks, max_num_batched_tokens)
+        self._life = self._begin_life(model, WorkerPool(model, num_blocks, highest_generation), max_num_batched_tokens)
         self._places.enter(self._life.pool)
 
-    def _begin_life(self, model: ModelInfo, num_blocks: int, max_num_batched_tokens: int) -> PoolLife:
+    def _begin_life(self, model: ModelInfo, pool: WorkerPool, max_num_batched_tokens: int) -> PoolLife:
         settings, places, requests, log, stats = self._settings, self._places, self._requests, self.log, self.stats
         limit = min(settings.max_num_batched_tokens or max_num_batched_tokens, max_num_batched_tokens)
-        pool = WorkerPool(model, num_blocks)
         preemption = Preemption(settings.preemption, model.block_size, pool.swapping)
         log.cost = preemption.cost
         forks = Forks(pool, places, requests, log, self.stats)

@@ -138,7 +138,7 @@ class WorkerGroup:
             self._kv.boot_epoch,
             self._kv.last_reply_no,
             ready.kv_format,
-            ready.generations,
+            ready.generations if self.core.account is None else (),
         )
 
     def on_pool_opened(self, opened: PoolOpened) -> None:
@@ -152,7 +152,8 @@ class WorkerGroup:
             self._kv_again = list(again)
             self.core.stats.num_kvmanager_resumes += 1
         elif self.core.account is None:
-            self.core.start(self._model_of(ready), ready.num_blocks, ready.max_num_batched_tokens)
+            highest_generation = max(ready.generations, default=0)
+            self.core.start(self._model_of(ready), ready.num_blocks, ready.max_num_batched_tokens, highest_generation)
         else:
             self._num_declarations += 1
             self._kv_again = [self.core.declare()]

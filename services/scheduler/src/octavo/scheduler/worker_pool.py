@@ -56,8 +56,8 @@ class StepsInFlight:
 class WorkerPool:
     """Lives from `SchedulerCore.start` to `pool_lost`, and is thrown away as a whole."""
 
-    def __init__(self, model: ModelInfo, num_blocks: int) -> None:
-        self.account = BlockAccount(num_blocks, model.block_size)
+    def __init__(self, model: ModelInfo, num_blocks: int, highest_generation: int = 0) -> None:
+        self.account = BlockAccount(num_blocks, model.block_size, highest_generation)
         self.slots = Slots(model.max_num_seqs)
         self.swapping = Swapping(self.account, self.slots)
         self.steps = StepsInFlight()

@@ -39,7 +39,8 @@ class OpenPool:
     kv_format: str = ""
     """How the worker group stores K and V. Blocks of one format are never found by keys of another."""
     generations: tuple[int, ...] = ()
-    """See WorkerReady. A block whose generation is higher than the manager knows holds something unknown."""
+    """See WorkerReady. Told by a scheduler that has just taken the worker: a block whose generation is higher than the
+    manager knows holds something unknown. Empty if a `DeclarePool` follows."""
 
 
 @dataclass(frozen=True, slots=True)
