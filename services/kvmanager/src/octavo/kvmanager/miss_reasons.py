@@ -27,7 +27,7 @@ class PrefixHistory:
     def __init__(self, num_blocks: int, keys: Sequence[BlockKey | None], key_to_block: dict[BlockKey, int]) -> None:
         self._keys = keys
         self._key_to_block = key_to_block
-        num_gone = 1 << max(10, (num_blocks // 4).bit_length())
+        num_gone = 1 << max(14, (num_blocks // 4).bit_length())
         self._gone_mask = num_gone - 1
         self._gone = array("q", bytes(8 * num_gone))
         """hash(key), by its low bits."""
