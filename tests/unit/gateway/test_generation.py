@@ -47,8 +47,8 @@ class Stream:
             self.read.append(events)
 
     async def tell(self, *tokens: int) -> None:
-        for token in tokens:
-            self.generation.tell(0, token, 0.0)
+        if any([self.generation.tell_token(0, token, 0.0) for token in tokens]):
+            self.generation.hand_over()
         await turns()
 
     async def finish(self) -> None:
@@ -67,17 +67,16 @@ async def turns(num_turns: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_writer_takes_what_was_told_in_one_turn_together_and_the_task_the_end() -> None:
+async def test_writer_takes_the_tokens_of_one_step_together_and_the_task_the_end() -> None:
     stream = Stream()
     await turns()
     await stream.tell(1, 2)
     await stream.tell(3)
     assert stream.written == [[(0, 1), (0, 2)], [(0, 3)]]
     assert stream.read == []
-    stream.generation.tell(0, 4, 0.0)
+    stream.generation.tell_token(0, 4, 0.0)
     await stream.finish()
-    assert next(event for events in stream.written[2:] + stream.read for _, event in events) == 4
-    assert type(stream.read[-1][-1][1]) is ChoiceFinished
+    assert [event if type(event) is int else type(event) for _, event in stream.read[0]] == [4, ChoiceFinished]
 
 
 async def test_what_the_writer_leaves_is_awaited_first_and_the_task_takes_what_came_meanwhile() -> None:

@@ -41,8 +41,8 @@ class Generation:
     prompt index * n + choice index. The iteration ends when all choices have ended, or raises the OctavoError that
     ended the request.
 
-    While the iterating task waits, a writer may take its place: it gets the events in the next turn of the event loop,
-    without waking the task. The task is woken for what the writer leaves to be awaited, its exceptions, and ends.
+    While the iterating task waits, a writer may take its place: it gets the tokens of a turn without waking the task,
+    which is woken for other events, what the writer leaves to be awaited, its exceptions, and the end.
     """
 
     __slots__ = (
@@ -141,19 +141,24 @@ class Generation:
 
     def tell(self, choice: int, event: GenerationEvent, now_s: float) -> None:
         """What is told in one turn of the event loop is taken together."""
-        if self._waiter is not None:
-            if self._writer is None or type(event) is ChoiceFinished:
-                self._wake()
-            elif not self._events:
-                self._loop.call_soon(self._hand_over)
         self._events.append((choice, event))
         self.last_news_s = now_s
+        self._wake()
+
+    def tell_token(self, choice: int, token: int | SampledToken, now_s: float) -> bool:
+        """The same; True if `hand_over` is to be called at the end of this turn."""
+        self._events.append((choice, token))
+        self.last_news_s = now_s
+        if self._writer is None:
+            self._wake()
+        return self._waiter is not None and len(self._events) == 1
 
     def write_with(self, writer: Writer) -> None:
-        """Have what comes from now on taken by `writer`, unless the iterating task is at work."""
+        """Have the tokens that come from now on taken by `writer`, unless the iterating task is at work."""
         self._writer = writer
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """Let the writer take what was told."""
         if self._waiter is None or self._waiter.done() or self._writer is None:
             return
         events, self._events = self._events, []

@@ -80,6 +80,7 @@ class SchedulerClient:
         self._refusal = ""
         self._next_request_no = 1
         self._parts: dict[int, Part] = {}
+        self._to_hand_over: list[Generation] = []
         self._query_nos = itertools.count(1)
         self._queries: dict[int, asyncio.Future[bytes]] = {}
         self.on_change: Callable[[], None] = lambda: None
@@ -354,7 +355,10 @@ class SchedulerClient:
             if part := parts.get(request_no):
                 part.outputs[choice_index].append(token_id)
                 part.num_losses = 0
-                part.generation.tell(part.first_choice + choice_index, token, now_s)
+                if part.generation.tell_token(part.first_choice + choice_index, token, now_s):
+                    if not self._to_hand_over:
+                        asyncio.get_running_loop().call_soon(self._hand_over)
+                    self._to_hand_over.append(part.generation)
         for end in batch.finished:
             if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:
                 part.generation.tell(part.first_choice + end.choice_index, end, now_s)
@@ -365,6 +369,12 @@ class SchedulerClient:
                 if not self.on_failed(part.generation, error):
                     self._remove(part)
                     part.generation.fail(error)
+
+    def _hand_over(self) -> None:
+        """In a turn of its own: what several steps brought at once leaves in one write."""
+        generations, self._to_hand_over = self._to_hand_over, []
+        for generation in generations:
+            generation.hand_over()
 
     def _close_choice(self, part: Part, choice_index: int) -> None:
         part.open_choices.discard(choice_index)
