@@ -10,7 +10,7 @@ import torch
 
 from octavo.worker.kernels.overlap import can_overlap
 from octavo.worker.kernels.single_row_product import single_row_product, single_row_product_plain
-from octavo.worker.models import linear, single_row
+from octavo.worker.models import linear
 from octavo.worker.models.gpu_decoder import FusedAttention, GpuDecoder
 from octavo.worker.models.single_row import SingleRow
 from octavo.worker.models.weights import load_decoder
@@ -94,6 +94,22 @@ def test_layers_of_one_row_give_what_the_usual_way_gives(
     torch.testing.assert_close(model.forward(two, PlainAttention())[:1], usual, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3"])
+def test_several_rows_that_overlap_come_out_as_usual(
+    architecture: str, device: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_overlap():
+        pytest.skip("no programmatic dependent launch here")
+    folder = save_tiny_model(architecture, tmp_path_factory.mktemp(architecture)).folder
+    model = GpuDecoder(load_decoder(folder, torch.bfloat16, torch.device(device)))
+    token_ids = torch.arange(40, dtype=torch.int32, device=device)
+
+    usual = model.forward(token_ids, PlainAttention())
+    model.overlaps = True
+    for _ in range(20):
+        assert torch.equal(model.forward(token_ids, PlainAttention()), usual)
+
+
 def test_what_the_fused_layers_cannot_do_is_left_to_the_usual_way(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,36 +121,3 @@ def test_what_the_fused_layers_cannot_do_is_left_to_the_usual_way(
     assert SingleRow.serves(half)
     half.layers[1] = replace(half.layers[1], down_norm=half.norm)
     assert not SingleRow.serves(half)
-
-
-@pytest.mark.parametrize(
-    ("times", "is_taken"), [({"usual": 4.0, "fused": 3.8}, True), ({"usual": 4.0, "fused": 3.99}, False)]
-)
-def test_the_clock_chooses_how_one_row_is_run(
-    times: dict[str, float],
-    is_taken: bool,
-    device: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
-    monkeypatch.setattr(single_row, "can_overlap", lambda: False)
-    clock = iter(times.values())
-    monkeypatch.setattr(single_row, "graph_ms", lambda launch: next(clock))
-    folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
-    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device(device)))
-    assert single_row.choose_single_row(model) == times
-    assert (model.single_row is not None) == is_taken
-
-
-def test_a_way_that_comes_out_wrong_is_not_taken(
-    device: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
-    monkeypatch.setattr(single_row, "can_overlap", lambda: False)
-    monkeypatch.setattr(single_row, "graph_ms", lambda launch: 1.0)
-    monkeypatch.setattr(SingleRow, "forward", lambda self, token_ids, attention: torch.randn(1, 48, device=device))
-    folder = save_tiny_model("llama", tmp_path_factory.mktemp("llama")).folder
-    model = GpuDecoder(load_decoder(folder, torch.float16, torch.device(device)))
-    assert single_row.choose_single_row(model) == {"usual": 1.0}
-    assert model.single_row is None

@@ -75,7 +75,7 @@ class FakeGpu(CopyDevice):
         self.streams.append(FakeStream())
         return self.streams[-1]
 
-    def new_event(self) -> FakeEvent:  # type: ignore[override]
+    def new_event(self, *, timed: bool = True) -> FakeEvent:  # type: ignore[override]
         return FakeEvent(self)
 
     def copy(self, stream: FakeStream, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:  # type: ignore[override]

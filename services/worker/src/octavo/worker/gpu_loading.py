@@ -20,7 +20,7 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError, UnknownArchitectureError
 from octavo.worker.models.gpu_decoder import GpuDecoder, GpuModel
 from octavo.worker.models.gpu_transformers import GpuTransformers
-from octavo.worker.models.single_row import choose_single_row
+from octavo.worker.models.launch_ways import choose_overlap, choose_single_row
 from octavo.worker.step_sizes import StepSizes
 
 log = structlog.get_logger()
@@ -45,9 +45,11 @@ def load_gpu_runner(
     """Size the pool by what a trial leaves free, capture the graphs of steps, warm up."""
     model = gpu_model(loaded)
     if isinstance(model, GpuDecoder):
-        progress("timing the ways to run one row")
+        progress("timing the ways to launch a step")
         times = {f"{way}_ms": round(ms, 3) for way, ms in choose_single_row(model).items()}
         log.info("decode of one row", fused=model.single_row is not None, **times)
+        times = {f"{way}_ms": round(ms, 3) for way, ms in choose_overlap(model).items()}
+        log.info("steps of several rows", overlapping=model.overlaps, **times)
     progress("measuring the memory of the largest step")
     plan = _measure(config, model, sizes, max_model_len, kv_scales)
     num_blocks = _num_blocks(config, model, sizes, max_model_len, plan)

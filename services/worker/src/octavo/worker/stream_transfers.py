@@ -29,8 +29,8 @@ class CopyDevice(ABC):
         """A stream for copies."""
 
     @abstractmethod
-    def new_event(self) -> torch.cuda.Event:
-        """An event that knows its time."""
+    def new_event(self, *, timed: bool = True) -> torch.cuda.Event:
+        """An event, which knows its time if it is `timed`."""
 
     @abstractmethod
     def copy(self, stream: torch.cuda.Stream, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -83,7 +83,7 @@ class StreamTransfers(BlockTransfers):
         if not transfers:
             return
         stream = self._streams[direction]
-        stream.wait_event(self._device.compute_stream().record_event(self._device.new_event()))
+        stream.wait_event(self._device.compute_stream().record_event(self._device.new_event(timed=False)))
         for transfer in transfers:
             device_ids, host_ids = frozenset(transfer.device_ids), frozenset(transfer.host_ids)
             for other in self._unfinished():
@@ -159,9 +159,9 @@ class CudaCopies(CopyDevice):
         """See CopyDevice."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def new_event(self) -> torch.cuda.Event:
+    def new_event(self, *, timed: bool = True) -> torch.cuda.Event:
         """See CopyDevice."""
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
     def copy(self, stream: torch.cuda.Stream, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """See CopyDevice. Host tensors are pinned."""

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 from octavo.worker.kernels.quantize_rows import empty_e4m3, round_row
 from octavo.worker.models.fp8_linear import LARGEST, LEAST_SCALE
 
@@ -24,11 +25,13 @@ def _gate_mul_kernel(
     TO_E4M3: tl.constexpr,
     LARGEST: tl.constexpr,
     LEAST_SCALE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out = activation(gate), rounded to the type of gate, times up. Grid: (num_rows, blocks of a row)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
+    begin_after_previous(OVERLAPS)
     gate = tl.load(gate_up_ptr + row * 2 * size + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * size + size + column, mask=inside, other=0.0)
     # gelu(x) = x / 2 (1 + tanh(z)) = x sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
@@ -45,31 +48,31 @@ def _gate_mul_kernel(
         tl.store(out_ptr + row * size + column, product, mask=inside)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[num_rows, 2 * size], dense, to [num_rows, size]."""
-    return _gate_mul(gate_up, is_gelu=False)
+def silu_mul(gate_up: Tensor, *, overlaps: bool = False) -> Tensor:
+    """[num_rows, 2 * size], dense, to [num_rows, size]. `overlaps`: see kernels.overlap."""
+    return _gate_mul(gate_up, False, overlaps)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
+def gelu_mul(gate_up: Tensor, *, overlaps: bool = False) -> Tensor:
     """The same with GELU in its tanh form."""
-    return _gate_mul(gate_up, is_gelu=True)
+    return _gate_mul(gate_up, True, overlaps)
 
 
-def gate_mul_e4m3(gate_up: Tensor, is_gelu: bool) -> tuple[Tensor, Tensor]:
+def gate_mul_e4m3(gate_up: Tensor, is_gelu: bool, *, overlaps: bool = False) -> tuple[Tensor, Tensor]:
     """What `quantize_rows` gives of either: e4m3 [num_rows, size], float32 scales [num_rows, 1]."""
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     stored, scales = empty_e4m3(num_rows, size, gate_up.device)
-    _launch(gate_up, stored, scales, triton.next_power_of_2(size), is_gelu)
+    _launch(gate_up, stored, scales, triton.next_power_of_2(size), is_gelu, overlaps)
     return stored, scales
 
 
-def _gate_mul(gate_up: Tensor, is_gelu: bool) -> Tensor:
+def _gate_mul(gate_up: Tensor, is_gelu: bool, overlaps: bool) -> Tensor:
     out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
-    _launch(gate_up, out, None, BLOCK, is_gelu)
+    _launch(gate_up, out, None, BLOCK, is_gelu, overlaps)
     return out
 
 
-def _launch(gate_up: Tensor, out: Tensor, scales: Tensor | None, block: int, is_gelu: bool) -> None:
+def _launch(gate_up: Tensor, out: Tensor, scales: Tensor | None, block: int, is_gelu: bool, overlaps: bool) -> None:
     num_rows, size = out.shape
     _gate_mul_kernel[(num_rows, triton.cdiv(size, block))](
         gate_up,
@@ -81,5 +84,7 @@ def _launch(gate_up: Tensor, out: Tensor, scales: Tensor | None, block: int, is_
         TO_E4M3=scales is not None,
         LARGEST=LARGEST,
         LEAST_SCALE=LEAST_SCALE,
+        OVERLAPS=overlaps,
         num_warps=8 if block > 2048 else 4,
+        **launch_options(overlaps),
     )

@@ -15,6 +15,11 @@ def can_overlap() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
+def launch_options(overlaps: bool) -> dict[str, bool]:
+    """What a kernel's launch is given so that it overlaps."""
+    return {"launch_pdl": True} if overlaps else {}
+
+
 @triton.jit
 def begin_after_previous(OVERLAPS: tl.constexpr):
     """To be called before the first load of what earlier kernels wrote and before the first store.

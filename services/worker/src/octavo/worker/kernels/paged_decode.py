@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
-from octavo.worker.kernels.overlap import begin_after_previous
+from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 
 LOG2_E = math.log2(math.e)
 MIN_GROUP = 16
@@ -336,5 +336,5 @@ def paged_decode(
         num_stages=min(
             num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
         ),
-        **({"launch_pdl": True} if overlaps else {}),
+        **launch_options(overlaps),
     )

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 from octavo.worker.kernels.quantize_rows import empty_e4m3, round_row
 from octavo.worker.models.fp8_linear import LARGEST, LEAST_SCALE
 
@@ -24,14 +25,16 @@ def _rms_norm_kernel(
     TO_E4M3: tl.constexpr,
     LARGEST: tl.constexpr,
     LEAST_SCALE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out = x / rms(x), rounded to the type of x, times weight. Grid: (num_rows,)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < row_size
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
+    begin_after_previous(OVERLAPS)
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / row_size + eps)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     normalised = (x * scale).to(weight.dtype) * weight
     if TO_E4M3:
         rounded, row_scale = round_row(normalised.to(x_ptr.dtype.element_ty).to(tl.float32), LARGEST, LEAST_SCALE)
@@ -41,22 +44,25 @@ def _rms_norm_kernel(
         tl.store(out_ptr + row * row_size + column, normalised, mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the rows of `x` [num_rows, row_size], whose last dimension is dense."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, overlaps: bool = False) -> Tensor:
+    """Normalise the rows of `x` [num_rows, row_size], whose last dimension is dense.
+
+    `overlaps`: see kernels.overlap.
+    """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, weight, eps, out, None)
+    _launch(x, weight, eps, out, None, overlaps)
     return out
 
 
-def rms_norm_e4m3(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_e4m3(x: Tensor, weight: Tensor, eps: float, *, overlaps: bool = False) -> tuple[Tensor, Tensor]:
     """What `quantize_rows` gives of the normalised rows: e4m3 [num_rows, row_size], float32 scales [num_rows, 1]."""
     num_rows, row_size = x.shape
     stored, scales = empty_e4m3(num_rows, row_size, x.device)
-    _launch(x, weight, eps, stored, scales)
+    _launch(x, weight, eps, stored, scales, overlaps)
     return stored, scales
 
 
-def _launch(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
+def _launch(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, overlaps: bool) -> None:
     num_rows, row_size = x.shape
     block = triton.next_power_of_2(row_size)
     _rms_norm_kernel[(num_rows,)](
@@ -71,5 +77,7 @@ def _launch(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor |
         TO_E4M3=scales is not None,
         LARGEST=LARGEST,
         LEAST_SCALE=LEAST_SCALE,
+        OVERLAPS=overlaps,
         num_warps=max(1, min(8, block // 512)),
+        **launch_options(overlaps),
     )

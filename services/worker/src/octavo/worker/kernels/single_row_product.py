@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.overlap import begin_after_previous
+from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 
 Tiling = tuple[int, int, int, int]
 TILING: Tiling = (8, 1024, 4, 3)
@@ -125,7 +125,6 @@ def single_row_product(
     rows, ins, num_warps, stages = tiling
     outs = max(1, rows // 2) if is_gated else rows
     ins = min(ins, triton.next_power_of_2(in_features))
-    options = {"launch_pdl": True} if overlaps else {}
     _single_row_product_kernel[(triton.cdiv(out_features, outs),)](
         x,
         weight,
@@ -145,7 +144,7 @@ def single_row_product(
         ADDS=add_to is not None,
         OVERLAPS=overlaps,
         num_warps=num_warps,
-        **options,
+        **launch_options(overlaps),
     )
     return out
 

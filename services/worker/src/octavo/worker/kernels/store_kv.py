@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.overlap import begin_after_previous
+from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 
 HEADS_PER_PROGRAM = 8
 
@@ -136,5 +136,5 @@ def store_kv(
         LARGEST=torch.finfo(cache.dtype).max,
         OVERLAPS=overlaps,
         num_warps=2,
-        **({"launch_pdl": True} if overlaps else {}),
+        **launch_options(overlaps),
     )

@@ -33,8 +33,8 @@ class FusedAttention(ABC):
         """Store keys and values, then attend to all that each token may see.
 
         `heads` is [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense: query, key, value heads as the
-        projection gives them; it is overwritten. Returns [num_tokens, num_heads * head_dim]. `overlaps`: all launches
-        around it are of kernels.overlap, and so may its own be.
+        projection gives them; it is overwritten. Returns [num_tokens, num_heads * head_dim]. `overlaps`: what it
+        launches may be of kernels.overlap.
         """
 
 
@@ -78,6 +78,8 @@ class GpuDecoder(GpuModel):
         self._output_weight = decoder.output.weight
         self.single_row: SingleRow | None = None
         """How one row is run, if not as several are."""
+        self.overlaps = False
+        """Kernels between matrix products start while those end: see kernels.overlap."""
 
     @property
     def device(self) -> torch.device:
@@ -93,38 +95,39 @@ class GpuDecoder(GpuModel):
         """See GpuModel."""
         if self.single_row is not None and len(token_ids) == 1:
             return self.single_row.forward(token_ids, attention)
-        eps = self.config.norm_eps
         hidden = self.decoder.embed(token_ids)
         for index, layer in enumerate(self.decoder.layers):
-            heads = _normalised(layer.qkv, hidden, layer.input_norm, eps)
+            heads = self._normalised(layer.qkv, hidden, layer.input_norm)
             attended = self._attend(index, layer, heads, attention)
             hidden = self._add(hidden, layer.output, attended, layer.output_norm)
-            gate_up = _normalised(layer.gate_up, hidden, layer.mlp_norm, eps)
+            gate_up = self._normalised(layer.gate_up, hidden, layer.mlp_norm)
             if isinstance(layer.down, ScaledLinear) and layer.down_norm is None:
-                hidden.add_(layer.down.product(*gate_mul_e4m3(gate_up, self._gate is gelu_mul)))
+                stored = gate_mul_e4m3(gate_up, self._gate is gelu_mul, overlaps=self.overlaps)
+                hidden.add_(layer.down.product(*stored))
             else:
-                hidden = self._add(hidden, layer.down, self._gate(gate_up), layer.down_norm)
+                hidden = self._add(hidden, layer.down, self._gate(gate_up, overlaps=self.overlaps), layer.down_norm)
         return hidden
 
     def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
             return _add_to(residual, linear, x)
-        return residual.add_(rms_norm(linear(x), norm, self.config.norm_eps))
+        return residual.add_(rms_norm(linear(x), norm, self.config.norm_eps, overlaps=self.overlaps))
+
+    def _normalised(self, linear: Linear, x: Tensor, norm: Tensor) -> Tensor:
+        """The layer's output for normalised rows, which are rounded at once if it takes e4m3."""
+        eps = self.config.norm_eps
+        if isinstance(linear, ScaledLinear):
+            return linear.product(*rms_norm_e4m3(x, norm, eps, overlaps=self.overlaps))
+        return linear(rms_norm(x, norm, eps, overlaps=self.overlaps))
 
     def _attend(self, index: int, layer: DecoderLayer, heads: Tensor, attention: FusedAttention) -> Tensor:
-        return attention.forward(index, heads.view(len(heads), -1, self.config.head_dim), layer_norms(layer))
+        heads = heads.view(len(heads), -1, self.config.head_dim)
+        return attention.forward(index, heads, layer_norms(layer), overlaps=self.overlaps)
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         """See GpuModel."""
-        normalised = rms_norm(hidden, self.decoder.norm, self.config.norm_eps)
+        normalised = rms_norm(hidden, self.decoder.norm, self.config.norm_eps, overlaps=self.overlaps)
         return cap_logits_(torch.mm(normalised, self._output_weight.t(), out=out), self.config.logit_cap)
-
-
-def _normalised(linear: Linear, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """The layer's output for normalised rows, which are rounded at once if it takes e4m3."""
-    if isinstance(linear, ScaledLinear):
-        return linear.product(*rms_norm_e4m3(x, norm, eps))
-    return linear(rms_norm(x, norm, eps))
 
 
 def layer_norms(layer: DecoderLayer) -> Norms | None:
