@@ -6,6 +6,7 @@ import time
 
 import grpc
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,8 +20,9 @@ async def test_served_model_is_listed() -> None:
         models = await gateway.openai.models.list()
         assert [model.id for model in models.data] == ["m"]
         assert (await gateway.openai.models.retrieve("m")).model_dump()["max_model_len"] == MAX_MODEL_LEN
-        missing = await gateway.http.get("/v1/models/some/other")
-        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        with pytest.raises(openai.NotFoundError) as missing:
+            await gateway.openai.models.retrieve("some/other")
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
         assert (await gateway.http.get("/version")).json() == {"version": "0.1.0"}
 
 

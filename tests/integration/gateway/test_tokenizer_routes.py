@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from support.running_gateway import MAX_MODEL_LEN, TOKENIZER, VOCAB_SIZE, ids_of, running_gateway, says
@@ -28,6 +29,23 @@ async def test_text_becomes_tokens_and_text_again() -> None:
     assert text == {"prompt": "<|bos|>the fox 한"}
     assert "".join(tokens["token_strs"]).startswith("<|bos|>the fox ")
     assert len(tokens["token_strs"]) == tokens["count"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4096, 4097, 8192, 10_000])
+async def test_answers_of_any_length_are_whole(num_tokens: int) -> None:
+    """They are written in slices."""
+    ids = (ids_of("the fox 한") * num_tokens)[:num_tokens]
+    text = TOKENIZER.decode(ids, skip_special_tokens=False)
+    expected = TOKENIZER.encode(text, add_special_tokens=False)
+    async with running_gateway(says("x")) as gateway:
+        body = {"prompt": text, "add_special_tokens": False}
+        bare = (await gateway.post("/tokenize", **body)).json()
+        named = (await gateway.post("/tokenize", **body, return_token_strs=True)).json()
+        back = (await gateway.post("/detokenize", tokens=expected.ids)).json()
+    assert bare["tokens"] == named["tokens"] == expected.ids
+    assert bare["count"] == len(expected.ids) == len(named["token_strs"])
+    assert (bare["token_strs"], named["token_strs"][0]) == (None, TOKENIZER.decode(expected.ids[:1]))
+    assert back == {"prompt": text}
 
 
 async def test_messages_become_the_prompt_of_a_chat() -> None:
@@ -66,11 +84,6 @@ async def test_ids_that_only_pad_the_vocabulary_have_no_text() -> None:
 
 async def test_embeddings_are_refused_in_words() -> None:
     async with running_gateway(says("x")) as gateway:
-        response = await gateway.post("/v1/embeddings", model="m", input="x")
-        version = (await gateway.http.get("/version")).json()
-        model = (await gateway.http.get("/v1/models/m")).json()
-    error = response.json()["error"]
-    assert (response.status_code, error["code"]) == (404, "unsupported_endpoint")
-    assert "no embedding" in error["message"]
-    assert set(version) == {"version"}
-    assert (model["id"], model["object"]) == ("m", "model")
+        with pytest.raises(openai.NotFoundError, match="no embedding") as raised:
+            await gateway.openai.embeddings.create(model="m", input="x")
+    assert raised.value.code == "unsupported_endpoint"

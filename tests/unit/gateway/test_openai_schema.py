@@ -8,9 +8,49 @@ import orjson
 import pytest
 
 from octavo.gateway.http_errors import FieldError
-from octavo.gateway.openai_schema import parse_chat, parse_completion
+from octavo.gateway.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse_chat,
+    parse_completion,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+OPTIONS = [
+    "n",
+    "best_of",
+    "use_beam_search",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "ignore_eos",
+    "bad_words",
+    "allowed_token_ids",
+    "seed",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "priority",
+    "cache_salt",
+    "stream_options",
+]
+"""Those of vLLM's server for text."""
 
 
 def completion_error(**fields: Any) -> FieldError:
@@ -23,6 +63,15 @@ def chat_error(**fields: Any) -> FieldError:
     with pytest.raises(FieldError) as caught:
         parse_chat(orjson.dumps({"messages": MESSAGES, **fields}))
     return caught.value
+
+
+def test_every_option_has_one_written_definition() -> None:
+    """Routes share it; only the length of an answer is another matter where an answer may be empty."""
+    fields = {**ChatRequest.model_fields, **CompletionRequest.model_fields}
+    assert [name for name in OPTIONS if not (fields[name].description or "").strip()] == []
+    for body in (ChatRequest, CompletionRequest):
+        redefined = {name for name in GenerationRequest.model_fields if name in body.__annotations__}
+        assert redefined <= {"max_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +142,7 @@ def test_options_we_do_not_offer_pass_where_they_change_nothing(fields: dict[str
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [],
+    ("name", "value"), [("suffix", "after"), ("lora_request", {"lora_name": "a"}), ("logits_processors", ["x"])]
 )
 def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value: Any) -> None:
     error = completion_error(**{name: value})

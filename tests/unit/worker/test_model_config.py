@@ -88,6 +88,11 @@ def test_layers_that_do_not_look_at_positions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"model_type": "llama", "num_attention_heads": 33, "num_key_value_heads": 2, "head_dim": 8},
+            "33 query heads cannot share 2 KV heads evenly",
+        ),
+        ({"model_type": "llama", "head_dim": 25}, "needs an even head_dim, this one is 25"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma2", "hidden_activation": "gelu"}, "activation 'gelu' is not gelu_pytorch_tanh"),
         ({"model_type": "gemma2", "sliding_window": 0}, "sliding_window 0 is not positive"),

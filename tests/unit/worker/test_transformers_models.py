@@ -64,6 +64,16 @@ SMALL = {**SHAPE, "num_hidden_layers": 2}
             "has 2 layers, of which 0 use transformers' attention interface",
         ),
         (
+            transformers.FalconConfig(
+                vocab_size=160, hidden_size=48, num_hidden_layers=2, num_attention_heads=12, alibi=True
+            ),
+            "has 2 layers, of which 0 use transformers' attention interface",
+        ),
+        (
+            transformers.MptConfig(vocab_size=160, d_model=48, n_layers=2, n_heads=6),
+            "does not say how many positions it has",
+        ),
+        (
             transformers.MambaConfig(vocab_size=160, hidden_size=48, num_hidden_layers=2, state_size=4),
             "does not say how many positions it has",
         ),
