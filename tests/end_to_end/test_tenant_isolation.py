@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import httpx
@@ -96,6 +97,23 @@ def test_a_client_salt_does_not_reach_into_another_tenant(served: Served) -> Non
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert [hit("alice", "s"), hit("bob", "s"), hit("alice", "s"), hit("alice", "t")] == [0, 0, 48, 0]
+
+
+def test_a_single_request_passes_the_line_of_another_tenant(served: Served) -> None:
+    def body(number: int) -> dict[str, object]:
+        return {"prompt": [5 + number, 6, 7], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+
+    def ends(tenant: str, number: int) -> float:
+        headers = {"authorization": f"Bearer {served.keys[tenant]}"}
+        served.http.post("/v1/completions", json=body(number), headers=headers).raise_for_status()
+        return time.perf_counter()
+
+    with ThreadPoolExecutor(25) as threads:
+        crowd = [threads.submit(ends, "alice", number) for number in range(24)]
+        wait(crowd, return_when=FIRST_COMPLETED)
+        lone_ended = threads.submit(ends, "bob", 99).result()
+        later = sum(one.result() > lone_ended for one in crowd)
+    assert later >= 8, "it waited for the whole line"
 
 
 def test_logs_of_a_run_hold_neither_keys_nor_texts(served: Served) -> None:

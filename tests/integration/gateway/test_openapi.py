@@ -56,7 +56,7 @@ def fuzz(api: Any, max_examples: int) -> set[str]:
             )
             @given(case=operation.as_strategy(generation_mode=mode))
             def call(case: Any) -> None:
-                case.call_and_validate(checks=CHECKED, timeout=20)
+                case.call_and_validate(checks=CHECKED, timeout=120)
 
             call()
         called.add(operation.label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,26 @@ async def test_long_text_does_not_hold_up_the_loop() -> None:
     [ids] = await encoding
     assert RAW.decode(ids) == "the quick brown fox " * 20_000
     assert num_turns > 10, "the loop stood still while the text was encoded"
+
+
+async def test_prompts_do_not_wait_for_texts_that_only_ask_for_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, go_on = model_tokenizer(), threading.Event()
+    encode = ModelTokenizer._encode
+
+    def slowly(self: ModelTokenizer, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        if texts[0].startswith("slow"):
+            assert go_on.wait(20)
+        return encode(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(ModelTokenizer, "_encode", slowly)
+    slow = [asyncio.create_task(tokenizer.encode(["slow" * 5000], False, aside=True)) for _ in range(5)]
+    message = {"role": "user", "content": "fast" * 5000}
+    async with asyncio.timeout(10):
+        await tokenizer.encode([message["content"]], False)
+        await tokenizer.encode_chat([message])
+    assert not any(task.done() for task in slow)
+    go_on.set()
+    assert len(await asyncio.gather(*slow)) == 5
 
 
 def test_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

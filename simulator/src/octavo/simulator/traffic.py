@@ -15,6 +15,8 @@ from octavo.simulator.simulated_cluster import VOCAB_SIZE, ClusterShape
 BEAM_RATE = 0.08
 KEEP_S = (0.0, 0.0, 0.05, 1.0, 5.0)
 SALTS = (b"", b"", b"", b"blue")
+WEIGHTS = {b"": 1, b"blue": 3}
+"""Of tenants, each of which has a salt of its own."""
 
 
 def draw_shape(dice: random.Random, folder: Path) -> ClusterShape:
@@ -92,7 +94,8 @@ class Traffic:
         self, prompt: tuple[int, ...], params: SamplingParams, salt: bytes, branch: BranchPoint | None
     ) -> Submit:
         priority, keep_s = self._dice.choice([0, 0, 0, 1, -1]), self._dice.choice(KEEP_S)
-        return Submit(0, "", prompt, params, salt, priority, branch, keep_s)
+        tenant, weight = salt.decode(), WEIGHTS[salt]
+        return Submit(0, "", prompt, params, salt, priority, branch, keep_s, tenant=tenant, weight=weight)
 
     def _prompt(self) -> tuple[int, ...]:
         dice = self._dice

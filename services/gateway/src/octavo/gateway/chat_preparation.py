@@ -79,7 +79,7 @@ class ChatPreparation:
     async def prompt_token_ids(self, request: ChatRequest) -> list[int]:
         """The prompt that the messages become, however long. Raises as `prepare` does."""
         served_model(self._client, request.model)
-        return (await self._encode(request, self._tool_use(request)))[0]
+        return (await self._encode(request, self._tool_use(request), aside=True))[0]
 
     async def num_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""
@@ -88,10 +88,15 @@ class ChatPreparation:
     def _tool_use(self, request: ChatRequest) -> ToolUse:
         return tool_use(request, self._answers, self._tokenizer.chat_template, self._config)
 
-    async def _encode(self, request: ChatRequest, tools: ToolUse) -> tuple[list[int], AnswerReading]:
+    async def _encode(
+        self, request: ChatRequest, tools: ToolUse, *, aside: bool = False
+    ) -> tuple[list[int], AnswerReading]:
         messages = [message.for_template() for message in request.messages]
         encoded = await self._tokenizer.encode_chat(
-            messages, template_options(request, tools.for_template), bool(request.add_special_tokens)
+            messages,
+            template_options(request, tools.for_template),
+            bool(request.add_special_tokens),
+            aside=aside,
         )
         return encoded.token_ids, tools.reading.after_prompt(encoded.is_thinking)
 

@@ -1,5 +1,8 @@
 """Text to token ids: owns the tokenizer and the threads that encode long texts.
 
+Texts that only ask for their tokens go `aside`: they share one thread, however many there are, so that prompts do not
+wait for them.
+
 Special tokens: a completion's text gets what the tokenizer's post-processor adds, unless the request says
 `add_special_tokens: false`. A chat gets exactly what its template writes, unless the request says
 `add_special_tokens: true`. Token ids are used as they are.
@@ -46,19 +49,22 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self.chat_template = chat_template
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._thread_aside = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-aside")
         self.pieces = TokenPieces(tokenizer)
         """What each token adds to a text."""
         self._pieces_with: dict[frozenset[str], TokenPieces] = {frozenset(): self.pieces}
 
-    async def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool, *, aside: bool = False) -> list[list[int]]:
         """Ids of each text. Long ones are encoded in a thread."""
-        return await self._run(sum(map(len, texts)), lambda: self._encode(texts, add_special_tokens))
+        return await self._run(sum(map(len, texts)), lambda: self._encode(texts, add_special_tokens), aside)
 
     async def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         options: TemplateOptions = DEFAULT_OPTIONS,
         add_special_tokens: bool = False,
+        *,
+        aside: bool = False,
     ) -> EncodedChat:
         """The rendered messages as ids. Raises FieldError if the model has no template or it refuses them."""
         template = self.chat_template
@@ -71,13 +77,15 @@ class ModelTokenizer:
 
         num_chars = sum(_CHARS_PER_MESSAGE + len(message["content"]) for message in messages)
         has_calls = bool(options.tools) or any("tool_calls" in message for message in messages)
-        return await self._run(_MAX_CHARS_ON_LOOP + 1 if has_calls else num_chars, encode)
+        return await self._run(_MAX_CHARS_ON_LOOP + 1 if has_calls else num_chars, encode, aside)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, with special tokens."""
+        """The text of ids, with special tokens; made aside."""
         decode: Callable[..., list[str]] = self._tokenizer.decode_batch
         return await self._run(
-            _CHARS_PER_TOKEN * len(token_ids), lambda: decode([list(token_ids)], skip_special_tokens=False)[0]
+            _CHARS_PER_TOKEN * len(token_ids),
+            lambda: decode([list(token_ids)], skip_special_tokens=False)[0],
+            aside=True,
         )
 
     def pieces_with(self, marks: frozenset[str]) -> TokenPieces:
@@ -95,10 +103,11 @@ class ModelTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    async def _run(self, num_chars: int, work: Callable[[], Result]) -> Result:
+    async def _run(self, num_chars: int, work: Callable[[], Result], aside: bool) -> Result:
         if num_chars <= _MAX_CHARS_ON_LOOP:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        threads = self._thread_aside if aside else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def load_tokenizer(model: Path, num_threads: int = 2) -> ModelTokenizer:

@@ -79,5 +79,5 @@ async def _encode(body: TokenizeRequest, tokenizer: ModelTokenizer, chats: ChatP
     for param in ("tools", "chat_template_kwargs"):
         if getattr(body, param):
             raise FieldError(param, f"{param}: is only allowed with messages", "invalid_value")
-    [token_ids] = await tokenizer.encode([body.prompt or ""], body.add_special_tokens is not False)
+    [token_ids] = await tokenizer.encode([body.prompt or ""], body.add_special_tokens is not False, aside=True)
     return token_ids
