@@ -97,13 +97,16 @@ class LivelyPool:
         self.send(spent=[(sequence_id, block_id)])
         return block_id
 
+    def end(self, sequence_id: int) -> None:
+        del self.lengths[sequence_id]
+        self.send(releases=[Release(sequence_id, self._message_no)])
+
     def tick(self) -> None:
         """A little later: some have grown, one or two have ended, and others have come."""
         growing = self._rng.sample(sorted(self.lengths), min(24, len(self.lengths)))
         self.send(spent=[(one, block) for one, block in zip(growing, sorted(self.pool.blocks.granted), strict=False)])
         for ended in self._rng.sample(sorted(self.lengths), min(2, len(self.lengths))):
-            del self.lengths[ended]
-            self.send(releases=[Release(ended, self._message_no)])
+            self.end(ended)
         while len(self.lengths) < self.num_sequences and self.admit():
             pass
 

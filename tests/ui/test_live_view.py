@@ -205,3 +205,21 @@ def test_a_chosen_sequence_is_followed_as_it_grows(page: Page, still: Served) ->
     page.wait_for_timeout(100)
     assert page.evaluate(COLOUR_AT, new) == page.evaluate(VARIABLE, "active")
     assert page.evaluate(COLOUR_AT, other) != page.evaluate(VARIABLE, "active")
+
+
+def test_a_chosen_sequence_that_ends_is_let_go_of(page: Page, still: Served) -> None:
+    pool = still.services.pool
+    sequence_id = sorted(pool.lengths)[3]
+    page.get_by_placeholder("Find a request").fill(request_id_of(sequence_id))
+    page.get_by_role("option").click()
+    other = next(
+        block
+        for one, table in pool.pool.tables
+        for block in table.block_ids
+        if one != sequence_id and pool.pool.blocks.ref_counts[block] == 1
+    )
+    expect(page.locator(".chosen")).to_be_visible()
+    still.call(lambda: pool.end(sequence_id))
+    expect(page.get_by_text("The sequence has ended.")).to_be_visible()
+    page.wait_for_timeout(100)
+    assert page.evaluate(COLOUR_AT, other) == page.evaluate(VARIABLE, "active")

@@ -99,6 +99,12 @@ def test_of_several_groups_one_is_shown(kvmanager: str, capsys: pytest.CaptureFi
     with registered(RunningServer(os.getpid(), "http://x", away, away, groups)):
         assert run_inspect(InspectSettings(pool_id="group-0")) == 0
         assert "pool group-0: " in capsys.readouterr().out
+        assert run_inspect(InspectSettings(pool_id="group-0", as_json=True)) == 0
+        absent, present = json.loads(capsys.readouterr().out)["groups"]
+        assert (absent["pool_id"], absent["figures"], absent["away"]) == ("group-1", None, ["KV manager", "scheduler"])
+        assert (present["pool_id"], present["queues"], present["away"]) == ("group-0", None, ["scheduler"])
+        assert present["figures"]["counts"]["active"] == 4
+        assert (present["figures"]["num_hit_tokens"], present["figures"]["num_lookup_tokens"]) == (32, 80)
         assert run_inspect(InspectSettings(pool_id="group-2")) == 1
         assert "it has group-1, group-0" in capsys.readouterr().err
         assert run_inspect(InspectSettings()) == 1, "the first one is away"
@@ -117,6 +123,20 @@ def test_files_of_dead_servers_are_removed(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_said(address: str, pool: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_inspect(InspectSettings(address, pool_id=pool)) == 1
     assert capsys.readouterr().err
+
+
+def test_groups_are_shown_side_by_side(lively: LivelyServices, capsys: pytest.CaptureFixture[str]) -> None:
+    where = addresses(lively)
+    pair, away = [where["kvmanager"], where["scheduler"]], "grpc://127.0.0.1:1"
+    groups = {"default": pair, "other": [away, away]}
+    with registered(RunningServer(os.getpid(), "http://x", *pair, groups)):
+        assert run_inspect(InspectSettings()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [shown] = [line for line in lines if "▸ default" in line]
+    stats = lively.pool.pool.stats
+    for part in ("4 of 512", "9", f"{stats.num_prefix_hit_tokens / stats.num_prefix_lookup_tokens:.0%}"):
+        assert part in shown
+    assert any("other" in line and "KV manager" in line for line in lines)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from octavo.cli.activity_view import ActivityView, read_activity, read_explanation
+from octavo.cli.groups_view import GroupView, groups_table, read_groups
 from octavo.cli.inspect_page import pool_page
 from octavo.cli.pool_view import STATES, PoolView, read_pool
 from octavo.cli.run_files import running_servers
@@ -108,6 +109,8 @@ def _said(show: Callable[[], int]) -> int:
         return show()
     except grpc.aio.AioRpcError as error:
         message = f"the server cannot be asked: {error.details()}. Does it run, and is the address that of gRPC?"
+    except BrokenPipeError:
+        raise  # whoever reads the output has seen enough
     except (CannotInspectError, ValueError, OSError) as error:
         message = str(error)
     Console(stderr=True).print(Text(f"octavo inspect: {message}", style="red"), soft_wrap=True)
@@ -120,8 +123,10 @@ class _Seen:
 
     pool: PoolView
     activity: ActivityView | None
-    note: str
-    """Why there is no activity, or what else there is to see."""
+    groups: list[GroupView]
+    """Of a server that has several."""
+    note: str = ""
+    """Why there is no activity."""
 
 
 async def _read(settings: InspectSettings) -> _Seen:
@@ -130,19 +135,15 @@ async def _read(settings: InspectSettings) -> _Seen:
     kvmanager = settings.kvmanager or _found("kvmanager", settings.pool_id, _ADDRESS_OPTION)
     pool = await read_pool(Address.parse(kvmanager), settings.pool_id, settings.tls)
     if settings.scheduler is not None:
-        return _Seen(pool, await read_activity(Address.parse(settings.scheduler), settings.tls), "")
+        return _Seen(pool, await read_activity(Address.parse(settings.scheduler), settings.tls), [])
     if settings.kvmanager is not None:
-        return _Seen(pool, None, _NO_SCHEDULER)
+        return _Seen(pool, None, [], _NO_SCHEDULER)
+    groups = await read_groups(running_servers()[0].groups, settings.tls)
     try:
         address = Address.parse(_found("scheduler", settings.pool_id, "--scheduler grpc://HOST:PORT"))
-        return _Seen(pool, await read_activity(address, settings.tls), _other_pools(pool.pool_id))
+        return _Seen(pool, await read_activity(address, settings.tls), groups)
     except grpc.aio.AioRpcError as error:
-        return _Seen(pool, None, f"the scheduler does not answer: {error.details()}")
-
-
-def _other_pools(pool_id: str) -> str:
-    others = [pool for pool in running_servers()[0].groups if pool != pool_id]
-    return f"more groups: {', '.join(f'octavo inspect --pool {pool}' for pool in others)}" if others else ""
+        return _Seen(pool, None, groups, f"the scheduler does not answer: {error.details()}")
 
 
 def _found(service: str, pool_id: str, option: str) -> str:
@@ -159,8 +160,12 @@ def _found(service: str, pool_id: str, option: str) -> str:
 
 
 def _page(seen: _Seen, width: int) -> RenderableType:
-    page = pool_page(seen.pool, seen.activity, width)
-    return Group(page, Text(seen.note, style="dim")) if seen.note else page
+    parts: list[RenderableType] = [pool_page(seen.pool, seen.activity, width)]
+    if seen.groups:
+        parts.insert(0, groups_table(seen.groups, seen.pool.pool_id))
+    if seen.note:
+        parts.append(Text(seen.note, style="dim"))
+    return Group(*parts)
 
 
 def _as_json(seen: _Seen) -> dict[str, object]:
@@ -176,4 +181,5 @@ def _as_json(seen: _Seen) -> dict[str, object]:
         "prefixes": [asdict(node) for node in view.prefixes],
         "violations": view.violations,
         "activity": None if seen.activity is None else asdict(seen.activity),
+        "groups": [asdict(group) for group in seen.groups],
     }

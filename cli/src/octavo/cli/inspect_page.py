@@ -16,7 +16,7 @@ _STYLES = dict(zip(STATES, ("grey50", "cyan", "green", "blue", "yellow", "magent
 _GLYPHS = dict(zip(STATES, "·+▓▒!>", strict=True))
 _SHARED_GLYPH, _SHARED_STYLE = "█", "bright_green"
 _MAP_LINES = 14
-_TIER_WIDTH = 40
+_TIER_WIDTH = 28
 _MAX_ROWS = 12
 _MAX_DEPTH = 6
 

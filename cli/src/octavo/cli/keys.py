@@ -88,23 +88,21 @@ def list_keys(file: FileOption = None, redis: RedisOption = None, as_json: JsonO
     """Show tenants and the ids of their keys."""
     book = _read(file, redis)
     if as_json:
-        tenants = {name: tenant.model_dump() for name, tenant in book.tenants.items()}
-        keys = [{"id": key.key_id, **key.model_dump(mode="json", exclude={"sha256"})} for key in book.keys]
-        Console().print_json(data={"tenants": tenants, "keys": keys})
+        told = {
+            "tenants": {name: tenant.model_dump() for name, tenant in book.tenants.items()},
+            "keys": [{"id": key.key_id, **key.model_dump(mode="json", exclude={"sha256"})} for key in book.keys],
+        }
+        Console().print_json(data=told)
         return
-    table = Table(
-        "key", "tenant", "created", "requests/min", "tokens/min", "open", "priority", "weight", "operator", "note"
-    )
-    for key in book.keys:
-        tenant = book.tenants[key.tenant]
+    tenants = Table("tenant", "requests/min", "tokens/min", "open", "priority", "weight", "operator")
+    for name, tenant in book.tenants.items():
         limits = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_concurrent)
-        created = f"{key.created:%Y-%m-%d}" if key.created else ""
         shown = (str(limit) if limit else "no limit" for limit in limits)
-        is_operator = "yes" if tenant.operator else ""
-        table.add_row(
-            key.key_id, key.tenant, created, *shown, str(tenant.priority), str(tenant.weight), is_operator, key.note
-        )
-    Console().print(table)
+        tenants.add_row(name, *shown, str(tenant.priority), str(tenant.weight), "yes" if tenant.operator else "")
+    keys = Table("key", "tenant", "created", "note")
+    for key in book.keys:
+        keys.add_row(key.key_id, key.tenant, f"{key.created:%Y-%m-%d}" if key.created else "", key.note)
+    Console().print(tenants, keys)
 
 
 @app.command()
@@ -148,6 +146,11 @@ def _told() -> Iterator[None]:
 
     try:
         yield
-    except (KeyBookError, OSError, RedisError) as error:
-        typer.echo(f"octavo keys: {error}", err=True)
-        raise typer.Exit(1) from None
+    except RedisError as error:
+        message = f"Redis cannot be asked: {error} Does it run, and is its URL right (--redis)?"
+    except (KeyBookError, OSError) as error:
+        message = str(error)
+    else:
+        return
+    typer.echo(f"octavo keys: {message}", err=True)
+    raise typer.Exit(1)

@@ -282,7 +282,7 @@ def inspect(
     watch: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.2, help="Show it again and again until Ctrl-C.")
     ] = None,
-    pool: Annotated[str, typer.Option(help="Block pool to look at. Left out: the only one.")] = "",
+    pool: Annotated[str, typer.Option(help="Block pool to look at. Left out: the first.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     link_ca: Annotated[
         Path | None,

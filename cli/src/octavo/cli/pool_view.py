@@ -55,6 +55,29 @@ class PoolView:
         return Counter(count for count in self.ref_counts if count > 1)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """A pool in a few numbers."""
+
+    num_blocks: int
+    counts: dict[str, int]
+    """Blocks by state."""
+    num_lookup_tokens: int
+    """Prompt tokens that were looked up in the prefix cache, since the KV manager started."""
+    num_hit_tokens: int
+    """Of these, found."""
+
+
+async def read_figures(address: Address, pool_id: str, tls: TlsFiles | None = None) -> PoolFigures:
+    """Raises grpc.aio.AioRpcError if the KV manager does not answer, or has no such pool."""
+    async with open_channel(address.grpc_target, Role.KVMANAGER, tls) as channel:
+        stub: Any = pb_grpc.KvManagerServiceStub(channel)
+        asked = pb.InspectPoolRequest(pool_id=pool_id, skip_ledger=True)
+        pool = await stub.InspectPool(asked, timeout=_TIMEOUT_S)
+    totals = pool.totals
+    return PoolFigures(pool.num_blocks, _counts(pool), totals.prefix_lookup_tokens, totals.prefix_hit_tokens)
+
+
 async def read_pool(address: Address, pool_id: str, tls: TlsFiles | None = None) -> PoolView:
     """Raises grpc.aio.AioRpcError if the KV manager does not answer, or has no such pool."""
     async with open_channel(address.grpc_target, Role.KVMANAGER, tls) as channel:
@@ -66,18 +89,21 @@ async def read_pool(address: Address, pool_id: str, tls: TlsFiles | None = None)
             page = await stub.GetPoolMap(asked, timeout=_TIMEOUT_S)
             states += page.states
             ref_counts += unpack_int32(page.ref_counts)
-        counts = {field.name: getattr(pool.counts, field.name) for field in pool.counts.DESCRIPTOR.fields}
         return PoolView(
             pool_id=pool.pool_id,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
-            counts=counts,
+            counts=_counts(pool),
             states=states,
             ref_counts=ref_counts,
             tables=await _tables(stub, pool.pool_id),
             prefixes=await _prefixes(stub, pool.pool_id),
             violations=list(pool.violations),
         )
+
+
+def _counts(pool: pb.InspectPoolResponse) -> dict[str, int]:
+    return {field.name: getattr(pool.counts, field.name) for field in pool.counts.DESCRIPTOR.fields}
 
 
 async def _tables(stub: Any, pool_id: str) -> list[Table]:

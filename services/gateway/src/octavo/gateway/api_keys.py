@@ -110,7 +110,7 @@ class KeyBook(_Part):
         """The book without that key. Raises KeyBookError if there is none."""
         kept = tuple(key for key in self.keys if key.key_id != key_id)
         if len(kept) == len(self.keys):
-            raise KeyBookError(f"there is no key {key_id!r}")
+            raise KeyBookError(f"there is no key {key_id!r}; octavo keys list shows all")
         return KeyBook(tenants=self.tenants, keys=kept)
 
 

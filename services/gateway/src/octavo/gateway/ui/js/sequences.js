@@ -169,6 +169,8 @@ export class SequenceList {
     this.chosen.hidden = !(entry || table);
     if (this.chosen.hidden) {
       setText(this.about, this.selected === null ? NOTHING_CHOSEN : "The sequence has ended.");
+      if (this.selected !== null && this.shownBlocks) this.onSelect(null, null);
+      this.shownBlocks = null;
       return;
     }
     const blocks = table?.blocks ?? [];
