@@ -117,3 +117,12 @@ def page_of(
         assert [address for address in asked if not address.startswith((origin, "data:", "blob:"))] == []
     finally:
         context.close()
+
+
+def anew(page: Page, url: str) -> Page:
+    """The page as somebody sees it who comes for the first time."""
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    page.goto("about:blank")
+    page.mouse.move(0, 0)
+    page.goto(url)
+    return page

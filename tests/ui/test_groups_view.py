@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from octavo.common.messages.generation import SchedulerLoad
 from support.lively_services import LivelyPool, request_id_of
 from support.running_gateway import says
-from support.web_page import Served, page_of, served
+from support.web_page import Served, anew, page_of, served
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,11 +34,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, site: Served) -> Iterator[Page]:
-    with page_of(browser, site.url + "#cache") as opened:
-        expect(opened.locator("#pool-about")).to_have_text("left · 150 blocks of 16 tokens")
+@pytest.fixture(scope="module")
+def opened(browser: Browser, site: Served) -> Iterator[Page]:
+    with page_of(browser, site.url) as opened:
         yield opened
+
+
+@pytest.fixture
+def page(opened: Page, site: Served) -> Page:
+    expect(anew(opened, site.url + "#cache").locator("#pool-about")).to_have_text("left · 150 blocks of 16 tokens")
+    return opened
 
 
 def test_groups_stand_side_by_side_with_load_and_hit_rate(page: Page, site: Served) -> None:

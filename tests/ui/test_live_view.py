@@ -12,7 +12,7 @@ from octavo.kvmanager.block_pool import BlockState
 from support.explanations import EXPLANATION
 from support.lively_services import LivelyPool, request_id_of
 from support.running_gateway import says
-from support.web_page import Served, page_of, served
+from support.web_page import Served, anew, page_of, served
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,11 +27,16 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, still: Served) -> Iterator[Page]:
-    with page_of(browser, still.url + "#cache") as opened:
-        expect(opened.locator(".legend-item.active .num")).not_to_have_text("")
+@pytest.fixture(scope="module")
+def opened(browser: Browser, still: Served) -> Iterator[Page]:
+    with page_of(browser, still.url) as opened:
         yield opened
+
+
+@pytest.fixture
+def page(opened: Page, still: Served) -> Page:
+    expect(anew(opened, still.url + "#cache").locator(".legend-item.active .num")).not_to_have_text("")
+    return opened
 
 
 COLOUR_AT = """(block) => {

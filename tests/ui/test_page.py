@@ -13,7 +13,7 @@ from octavo.common.messages.generation import Submit
 from support.lively_services import LivelyPool
 from support.running_gateway import TOKENIZER, ids_of, says
 from support.scripted_scheduler import Answer
-from support.web_page import Served, page_of, served
+from support.web_page import Served, anew, page_of, served
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,10 +39,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, site: Served) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def opened(browser: Browser, site: Served) -> Iterator[Page]:
     with page_of(browser, site.url) as opened:
         yield opened
+
+
+@pytest.fixture
+def page(opened: Page, site: Served) -> Page:
+    return anew(opened, site.url)
 
 
 def ask(page: Page, text: str) -> None:
