@@ -26,6 +26,7 @@ from octavo.worker.kernels import paged_prefill as prefill_module
 from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
 from octavo.worker.kernels.paged_decode import ITEM, DecodeRows, make_scratch, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+from octavo.worker.kernels.prefill import prefill
 from octavo.worker.kernels.quantize_rows import quantize_rows
 from octavo.worker.models.fp8_linear import to_rows_of_e4m3
 from octavo.worker.models.scaled_linear import ScaledLinear
@@ -137,11 +138,11 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
     query_lens = np.array([queries for _, queries in chunks])
     seq_lens = np.array([context + queries for context, queries in chunks])
     pool = Pool(seq_lens.tolist())
-    options: dict[str, int] = {}
+    attend = prefill
     if tiling is not None:
-        tile_rows_size, *rest = tiling
+        tile_rows_size, keys_per_tile, num_warps, num_stages = tiling
         prefill_module.rows_per_tile = lambda group, head_dim: tile_rows_size
-        options = dict(zip(("keys_per_tile", "num_warps", "num_stages"), rest, strict=True))
+        attend = partial(paged_prefill, keys_per_tile=keys_per_tile, num_warps=num_warps, num_stages=num_stages)
     queries = prefill_module.queries_per_tile(NUM_HEADS // NUM_KV_HEADS, HEAD_DIM)
     tile_rows, tile_parts = cut_queries(query_lens, seq_lens, queries)
     rows = PrefillRows(
@@ -155,9 +156,7 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
     query = torch.randn((int(query_lens.sum()), NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
     out = torch.empty_like(query)
     us = time_us(
-        lambda: paged_prefill(
-            query, pool.pool[:, 0], pool.tables, rows, out, scale=HEAD_DIM**-0.5, scales=pool.scales, **options
-        )
+        lambda: attend(query, pool.pool[:, 0], pool.tables, rows, out, scale=HEAD_DIM**-0.5, scales=pool.scales)
     )
     seen = sum(queries * context + queries * (queries + 1) / 2 for context, queries in chunks)
     return us, 4 * seen * NUM_HEADS * HEAD_DIM

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 import torch
 
-from support.paged_attention import NUM_LAYERS, PagedBatch, Shape
+from support.paged_attention import NUM_LAYERS, TOLERANCE, PagedBatch, Shape
+from support.pairwise import case_name, pairwise_cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
-"""Relative error in the norm: a few roundings of the weights and of the result."""
 
 AXES: dict[str, list[object]] = {
     "head_dim": [64, 80, 96, 128, 256],
@@ -35,33 +30,7 @@ ROWS: dict[str, list[tuple[int, int]]] = {
 }
 
 
-def pairwise_cases(limit: int = 120) -> list[dict[str, object]]:
-    """Greedy: each case is the best of some random ones by the pairs of values that no case has yet."""
-    names = list(AXES)
-    uncovered = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(range(len(names)), 2)
-        for x in range(len(AXES[names[a]]))
-        for y in range(len(AXES[names[b]]))
-    }
-    choose = random.Random(0)
-    cases: list[dict[str, object]] = []
-    while uncovered and len(cases) < limit:
-        candidates = [[choose.randrange(len(AXES[name])) for name in names] for _ in range(60)]
-        gains = [set(itertools.combinations(list(enumerate(one)), 2)) & uncovered for one in candidates]
-        best = max(range(len(candidates)), key=lambda index: len(gains[index]))
-        if not gains[best]:
-            continue
-        uncovered -= gains[best]
-        cases.append({name: AXES[name][value] for name, value in zip(names, candidates[best], strict=True)})
-    return cases
-
-
-def case_name(case: dict[str, object]) -> str:
-    return "-".join(str(value).removeprefix("torch.") for value in case.values())
-
-
-@pytest.mark.parametrize("case", pairwise_cases(), ids=case_name)
+@pytest.mark.parametrize("case", pairwise_cases(AXES, limit=120), ids=case_name)
 def test_attention_equals_the_plain_one(case: dict[str, object]) -> None:
     shape = Shape(**{name: value for name, value in case.items() if name != "rows"})  # type: ignore[arg-type]
     batch = PagedBatch(shape, ROWS[str(case["rows"])], "cuda", seed=1)

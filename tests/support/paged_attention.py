@@ -20,11 +20,14 @@ from octavo.worker.kernels.paged_decode import (
     make_scratch,
     paged_decode,
 )
-from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill, queries_per_tile
+from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles, members_per_tile, paged_prefix
+from octavo.worker.kernels.prefill import prefill
 
 NUM_LAYERS = 2
 LAYER = 1
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""Relative error in the norm: a few roundings of the weights and of the result."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,11 @@ class PagedBatch:
         self.prefixes: list[Prefix] = []
 
     def attend(
-        self, part_len: int | None = None, num_spare: int = 64, tiling: tuple[int, int, int] | None = None
+        self,
+        part_len: int | None = None,
+        num_spare: int = 64,
+        tiling: tuple[int, int, int] | None = None,
+        num_padding_tiles: int = 0,
     ) -> Tensor:
         """What the kernels give: decode rows by one, prefill rows by the other. Rows of no query stay NaN."""
         shape, device = self.shape, self.device
@@ -132,15 +139,17 @@ class PagedBatch:
             tile_rows, tile_parts = cut_queries(
                 self.query_lens[prefills], self.seq_lens[prefills], queries_per_tile(shape.group, shape.head_dim)
             )
+            padding = [0] * num_padding_tiles  # tiles of a row without queries, as in a step that is a graph
+            no_row = [0] * bool(padding)
             chunks = PrefillRows(
-                slots=_int32(prefills, device),
-                tokens=_int32(self.first_tokens[prefills], device),
-                query_lens=_int32(self.query_lens[prefills], device),
-                seq_lens=_int32(self.seq_lens[prefills], device),
-                tile_rows=_int32(tile_rows, device),
-                tile_parts=_int32(tile_parts, device),
+                slots=_int32(np.append(prefills, no_row), device),
+                tokens=_int32(np.append(self.first_tokens[prefills], no_row), device),
+                query_lens=_int32(np.append(self.query_lens[prefills], no_row), device),
+                seq_lens=_int32(np.append(self.seq_lens[prefills], no_row), device),
+                tile_rows=_int32(np.append(tile_rows, np.full(num_padding_tiles, len(prefills))), device),
+                tile_parts=_int32(np.append(tile_parts, padding), device),
             )
-            paged_prefill(self.query, cache, self.tables, chunks, out, window=shape.window, **options)  # type: ignore[arg-type]
+            prefill(self.query, cache, self.tables, chunks, out, window=shape.window, **options)  # type: ignore[arg-type]
         return out
 
     def share(self, rows: Sequence[int], num_blocks: int) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from octavo.worker.attention import LayerAttention
 from octavo.worker.kernels.paged_decode import DecodeRows, DecodeScratch, paged_decode
-from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
+from octavo.worker.kernels.paged_prefill import PrefillRows
 from octavo.worker.kernels.paged_prefix import PrefixTiles, paged_prefix
+from octavo.worker.kernels.prefill import prefill
 from octavo.worker.kernels.store_kv import store_kv
 from octavo.worker.models.gpu_decoder import FusedAttention, Norms
 
@@ -63,7 +64,7 @@ class TritonStep(FusedAttention):
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         scale, window, soft_cap = how.scale, how.window, how.soft_cap
         if self.prefills is not None:
-            paged_prefill(
+            prefill(
                 query,
                 cache,
                 shared.tables,

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.worker.compute_thread import SetProgress
 from octavo.worker.config import WorkerConfig
 from octavo.worker.gpu_runner import GpuRunner
-from octavo.worker.kernels.paged_prefill import rows_per_tile
+from octavo.worker.kernels.online_softmax import rows_per_tile
 from octavo.worker.kv_cache import KvCache, block_bytes, kv_dtype, num_host_blocks_of
 from octavo.worker.memory_plan import GIB, MemoryPlan
 from octavo.worker.models.causal_lm import CausalLm

@@ -9,6 +9,11 @@ TILES_BYTES = 160 * 2**10
 """Shared memory for tiles of keys and values on their way: what a Hopper program has (227 KiB) less its other needs."""
 
 
+def rows_per_tile(group: int, head_dim: int) -> int:
+    """Rows of the matrix product of a program with many queries, one for each query and head of the group."""
+    return 64 if head_dim > 128 else max(128, triton.next_power_of_2(group))
+
+
 def stages_that_fit(padded_dim: int, keys_per_tile: int, stored_bytes: int, query_bytes: int) -> int:
     """How many tiles of keys and values may be on their way at once.
 
@@ -86,3 +91,92 @@ def attend_tile(
     mixed = mixed * carried[:, None]
     mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
     return largest_now, total, mixed
+
+
+@triton.jit
+def attend_keys(
+    query,  # [rows, head_dim]
+    cache_ptr,  # one layer and KV head of the pool
+    table_ptr,  # int32: blocks of the sequence
+    begin,
+    whole_until,  # tiles up to it are seen whole by every row
+    end,
+    last_seen,
+    first_seen,
+    first_key,
+    largest,
+    total,
+    mixed,
+    scale,
+    block_stride,
+    kv_stride,
+    KEYS: tl.constexpr,  # of a tile
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,  # no tile is seen whole
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All tiles from `begin` to `end`, for many rows: see `attend_tile`."""
+    if not HAS_WINDOW:
+        keys_at = begin + tl.arange(0, KEYS)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
+        for start in tl.range(begin, whole_until, KEYS):
+            keys_at = start + tl.arange(0, KEYS)
+            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
+            next_at = keys_at + KEYS
+            next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
+            largest, total, mixed = attend_tile(
+                query,
+                cache_ptr,
+                block_ids,
+                keys_at,
+                last_seen,
+                first_seen,
+                first_key,
+                end,
+                largest,
+                total,
+                mixed,
+                scale,
+                block_stride,
+                kv_stride,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                False,
+                HAS_WINDOW,
+                SOFT_CAP,
+                PRECISION,
+            )
+            block_ids = next_block_ids
+    for start in tl.range(whole_until, end, KEYS):
+        keys_at = start + tl.arange(0, KEYS)
+        is_there = keys_at < end
+        if HAS_WINDOW:
+            is_there = is_there & (keys_at >= first_key)
+        largest, total, mixed = attend_tile(
+            query,
+            cache_ptr,
+            tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0),
+            keys_at,
+            last_seen,
+            first_seen,
+            first_key,
+            end,
+            largest,
+            total,
+            mixed,
+            scale,
+            block_stride,
+            kv_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            PADDED_DIM,
+            True,
+            HAS_WINDOW,
+            SOFT_CAP,
+            PRECISION,
+        )
+    return largest, total, mixed

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
+from octavo.worker.kernels.online_softmax import attend_keys, rows_per_tile, stages_that_fit
 from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM
 
 
@@ -86,69 +86,31 @@ def _paged_prefill_kernel(
         scale *= tl.load(scales_ptr + kv_head)
         value_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
     heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
-    # Tiles before `masked_from` are seen whole by every query.
-    masked_from = begin
-    if not HAS_WINDOW:
-        masked_from = (context + first_query + 1) // KEYS * KEYS
-        keys_at = begin + tl.arange(0, KEYS)
-        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
-        for start in tl.range(begin, masked_from, KEYS):
-            keys_at = start + tl.arange(0, KEYS)
-            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
-            next_at = keys_at + KEYS
-            next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
-            largest, total, mixed = attend_tile(
-                query,
-                heads_ptr,
-                block_ids,
-                keys_at,
-                last_seen,
-                first_seen,
-                first_key,
-                end,
-                largest,
-                total,
-                mixed,
-                scale,
-                block_stride,
-                kv_stride,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                False,
-                HAS_WINDOW,
-                SOFT_CAP,
-                PRECISION,
-            )
-            block_ids = next_block_ids
-    for start in tl.range(masked_from, end, KEYS):
-        keys_at = start + tl.arange(0, KEYS)
-        is_there = keys_at < end
-        if HAS_WINDOW:
-            is_there = is_there & (keys_at >= first_key)
-        largest, total, mixed = attend_tile(
-            query,
-            heads_ptr,
-            tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0),
-            keys_at,
-            last_seen,
-            first_seen,
-            first_key,
-            end,
-            largest,
-            total,
-            mixed,
-            scale,
-            block_stride,
-            kv_stride,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            PADDED_DIM,
-            True,
-            HAS_WINDOW,
-            SOFT_CAP,
-            PRECISION,
-        )
+    whole_until = begin if HAS_WINDOW else (context + first_query + 1) // KEYS * KEYS
+    largest, total, mixed = attend_keys(
+        query,
+        heads_ptr,
+        table_ptr,
+        begin,
+        whole_until,
+        end,
+        last_seen,
+        first_seen,
+        first_key,
+        largest,
+        total,
+        mixed,
+        scale,
+        block_stride,
+        kv_stride,
+        KEYS,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        PADDED_DIM,
+        HAS_WINDOW,
+        SOFT_CAP,
+        PRECISION,
+    )
     result = (mixed * (value_scale / total)[:, None]).to(out_ptr.dtype.element_ty)
     out_at = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, result, mask=is_real)
@@ -164,11 +126,6 @@ class PrefillRows:
     seq_lens: Tensor  # [num_rows]
     tile_rows: Tensor  # [num_tiles] |-> row
     tile_parts: Tensor  # [num_tiles] |-> part of the row's queries, each of `queries_per_tile`
-
-
-def rows_per_tile(group: int, head_dim: int) -> int:
-    """Rows of a program's matrix product, one for each query and head of the group."""
-    return 64 if head_dim > 128 else max(128, triton.next_power_of_2(group))
 
 
 def queries_per_tile(group: int, head_dim: int) -> int:

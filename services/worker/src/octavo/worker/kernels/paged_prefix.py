@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
+from octavo.worker.kernels.online_softmax import attend_keys, rows_per_tile, stages_that_fit
 from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM, PrefixScratch
 
 TILE = 8
@@ -75,62 +75,30 @@ def _paged_prefix_kernel(
         heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
         last_seen = tl.full([ROWS, 1], 0, tl.int32) + end - 1
         whole_until = begin + (end - begin) // KEYS * KEYS
-        keys_at = begin + tl.arange(0, KEYS)
-        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
-        for start in tl.range(begin, whole_until, KEYS):
-            keys_at = start + tl.arange(0, KEYS)
-            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
-            next_at = keys_at + KEYS
-            next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
-            largest, total, mixed = attend_tile(
-                query,
-                heads_ptr,
-                block_ids,
-                keys_at,
-                last_seen,
-                0,
-                0,
-                end,
-                largest,
-                total,
-                mixed,
-                scale,
-                block_stride,
-                kv_stride,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                False,
-                False,
-                SOFT_CAP,
-                PRECISION,
-            )
-            block_ids = next_block_ids
-        for start in tl.range(whole_until, end, KEYS):
-            keys_at = start + tl.arange(0, KEYS)
-            largest, total, mixed = attend_tile(
-                query,
-                heads_ptr,
-                tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0),
-                keys_at,
-                last_seen,
-                0,
-                0,
-                end,
-                largest,
-                total,
-                mixed,
-                scale,
-                block_stride,
-                kv_stride,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                True,
-                False,
-                SOFT_CAP,
-                PRECISION,
-            )
+        largest, total, mixed = attend_keys(
+            query,
+            heads_ptr,
+            table_ptr,
+            begin,
+            whole_until,
+            end,
+            last_seen,
+            0,
+            0,
+            largest,
+            total,
+            mixed,
+            scale,
+            block_stride,
+            kv_stride,
+            KEYS,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            PADDED_DIM,
+            False,
+            SOFT_CAP,
+            PRECISION,
+        )
         at = (part * max_members + member).to(tl.int64) * NUM_HEADS + head
         tl.store(partial_ptr + at[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_real)
         tl.store(largest_ptr + at, largest, mask=is_member)
@@ -151,11 +119,7 @@ class PrefixTiles:
 
 def members_per_tile(group: int, head_dim: int) -> int:
     """Rows of a group that one program computes."""
-    return _rows(group, head_dim) // group
-
-
-def _rows(group: int, head_dim: int) -> int:
-    return 64 if head_dim > 128 else max(128, triton.next_power_of_2(group))
+    return rows_per_tile(group, head_dim) // group
 
 
 def paged_prefix(
@@ -205,7 +169,7 @@ def paged_prefix(
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
-        ROWS=_rows(group, head_dim),
+        ROWS=rows_per_tile(group, head_dim),
         KEYS=keys_per_tile,
         TILE=TILE,
         HAS_SCALES=scales is not None,
