@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
 
 class RunningRedis:
@@ -51,6 +52,19 @@ class RunningRedis:
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def set_full(self, is_full: bool) -> None:
+        """Its memory is used up: reads are answered, writes refused."""
+        with self._client() as client:
+            client.config_set("maxmemory", "1" if is_full else "0")
+
+    def set_replica(self, is_replica: bool) -> None:
+        """It follows a master that is away, as after a failover: reads are answered, writes refused."""
+        with self._client() as client:
+            client.replicaof(*(("127.0.0.1", "1") if is_replica else ("NO", "ONE")))
+
+    def _client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
 
     def kill(self) -> None:
         self.process.kill()

@@ -15,12 +15,13 @@ import openai
 import pytest
 from structlog.testing import capture_logs
 
-from octavo.gateway.api_keys import KeyBook, Tenant
+from octavo.gateway.api_keys import Tenant
 from octavo.gateway.key_sources import RELOAD_S, change_file
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 from support.redis_server import running_redis
 from support.running_gateway import RunningGateway, eventually, running_gateway, says
+from support.tenant_keys import Keys
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -30,19 +31,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "x", "max_output_tokens": 4},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 4, "model": "m"},
 }
-
-
-class Keys(dict[str, str]):
-    """A key of each tenant, by name."""
-
-    def __init__(self, **tenants: Tenant) -> None:
-        book = KeyBook()
-        for name, tenant in tenants.items():
-            book, self[name] = book.with_key(name, tenant)
-        self.text = book.text()
-
-    def of(self, name: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self[name]}"}
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +136,23 @@ async def test_every_call_ends_in_time_while_redis_is_held(server: RunningRedis)
         server.resume()
 
 
+async def test_whoever_is_cancelled_in_a_call_ends_whenever_that_comes(server: RunningRedis) -> None:
+    """Redis's own client lost a cancellation now and then, and a scheduler that was replaced lingered."""
+
+    async def refresh() -> None:
+        while True:
+            await registry.members()
+
+    async with registry_of(server) as registry:
+        for round_no in range(300):
+            await registry.members()  # connects again
+            task = asyncio.create_task(refresh())
+            await asyncio.sleep(round_no % 30 / 10_000)
+            task.cancel()
+            await asyncio.wait({task}, timeout=1.0)
+            assert task.cancelled(), round_no
+
+
 async def test_a_standby_takes_over_with_a_higher_epoch(server: RunningRedis) -> None:
     async with registry_of(server) as registry:
         first, second = (Membership(registry, scheduler(name), 0.6) for name in "ab")
@@ -188,6 +205,43 @@ async def test_an_outage_changes_nothing_and_members_come_back_by_themselves(ser
         await asyncio.sleep(1.1)
         await roster.refresh()
         assert roster.members == [], "both have left"
+
+
+@pytest.mark.parametrize("fault", [RunningRedis.set_full, RunningRedis.set_replica], ids=["full", "a replica"])
+async def test_a_registry_that_refuses_to_write_ends_nobody_and_gives_no_lease(
+    fault: Callable[[RunningRedis, bool], None], server: RunningRedis
+) -> None:
+    async with registry_of(server) as registry:
+        holder, standby = (Membership(registry, scheduler(name), 0.6) for name in "ab")
+        epoch = await holder.take_lease()
+        async with running(holder) as holding:
+            fault(server, True)
+            waiting = asyncio.create_task(standby.take_lease())
+            await asyncio.sleep(1.5)
+            assert not (holding.done() or waiting.done())
+            assert "the registry does not answer" in standby.waits_for
+            waiting.cancel()  # the lease has expired meanwhile: whoever is first would have it
+            fault(server, False)
+            await asyncio.sleep(0.5)
+            assert [(member.member_id, member.epoch) for member in await registry.members()] == [("a", epoch)]
+            assert not holding.done()
+
+
+async def test_who_starts_before_the_registry_waits_for_it(server: RunningRedis) -> None:
+    server.kill()
+    async with registry_of(server, timeout_s=0.2) as registry:
+        member, roster = Membership(registry, scheduler("a"), 0.6), Roster(registry, keep_s=1.0)
+        await roster.refresh()
+        assert (roster.members, "does not answer" in roster.away_reason) == ([], True)
+        taking = asyncio.create_task(member.take_lease())
+        await eventually(lambda: "does not answer" in member.waits_for)
+        server.start()
+        assert await asyncio.wait_for(taking, 2.0) > 0
+        async with running(member):
+            await eventually(lambda: member.waits_for == "")
+            await asyncio.sleep(0.1)
+            await roster.refresh()
+            assert [known.member_id for known in roster.members] == ["a"]
 
 
 async def test_members_of_another_protocol_are_not_spoken_to(server: RunningRedis) -> None:

@@ -137,7 +137,8 @@ class Supervisor:
             delay_s = min(self._policy.first_delay_s * 2 ** (child.quick_deaths - 1), self._policy.max_delay_s)
             self._on_event(f"{child.spec.name} {_describe(status)}; starting it again in {delay_s:.1f} s")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
                 return
             await self._start(child)
 
@@ -171,7 +172,8 @@ class Supervisor:
         with suppress(ProcessLookupError):
             child.process.terminate()
         try:
-            await asyncio.wait_for(child.process.wait(), child.spec.stop_within_s)
+            async with asyncio.timeout(child.spec.stop_within_s):
+                await child.process.wait()
         except TimeoutError:
             self._on_event(f"{child.spec.name} did not stop within {child.spec.stop_within_s:.1f} s and was killed")
             _kill_group(child)

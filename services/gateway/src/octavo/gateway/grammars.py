@@ -133,7 +133,8 @@ async def _line(process: asyncio.subprocess.Process, timeout_s: float) -> bytes 
     """The next line of its output; None if it ends first or takes too long."""
     assert process.stdout is not None
     with contextlib.suppress(TimeoutError):
-        return await asyncio.wait_for(process.stdout.readline(), timeout_s) or None
+        async with asyncio.timeout(timeout_s):
+            return await process.stdout.readline() or None
     return None
 
 

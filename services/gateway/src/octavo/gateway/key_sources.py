@@ -63,10 +63,11 @@ class RedisSource:
     """One value in Redis."""
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.asyncio.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        self._redis = redis.asyncio.Redis.from_url(url, socket_timeout=None)
 
     async def text(self) -> str:
-        value = await self._redis.get(REDIS_KEY)
+        async with asyncio.timeout(_TIMEOUT_S):
+            value = await self._redis.get(REDIS_KEY)
         return value.decode() if isinstance(value, bytes) else value or ""
 
     async def close(self) -> None:

@@ -50,7 +50,8 @@ class _Watcher:
     async def take(self, timeout_s: float) -> list[bytes]:
         """All that there is; nothing if nothing comes in time, or if it `is_behind`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_frames.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._has_frames.wait()
         self._has_frames.clear()
         taken = list(self._frames)
         self._frames.clear()

@@ -78,9 +78,7 @@ class RedisLimiter:
     """Owns the connections, and what this gateway counts by itself meanwhile."""
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
-            url, socket_timeout=CALL_TIMEOUT_S, socket_connect_timeout=CALL_TIMEOUT_S, decode_responses=True
-        )
+        self._redis = redis.asyncio.Redis.from_url(url, socket_timeout=None, decode_responses=True)
         self._script = self._redis.register_script(_SCRIPT)
         self._local = MemoryLimiter()
         self._shared_leases: dict[str, Lease] = {}
@@ -129,7 +127,8 @@ class RedisLimiter:
             keys=[base, base + ":open"], args=[operation, *limits, num_tokens, lease.lease_id, _LEASE_S]
         )
         try:
-            answer = await asyncio.wait_for(cast("Awaitable[list[str]]", call), CALL_TIMEOUT_S)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                answer = await cast("Awaitable[list[str]]", call)
         except (RedisError, OSError, TimeoutError) as error:
             metrics.LIMITER_FALLBACKS.inc()
             self._ask_again_at = time.monotonic() + _PAUSE_S

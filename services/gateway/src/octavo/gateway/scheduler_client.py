@@ -220,10 +220,12 @@ class SchedulerClient:
         if self._link is None:
             raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
         query_no = next(self._query_nos) & _MAX_REQUEST_NO
-        answer = self._queries[query_no] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._queries[query_no] = answer
         try:
             self._link.send(Explain(query_no, request_id, salt_head))
-            return await asyncio.wait_for(answer, _QUERY_TIMEOUT_S)
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                return await answer
         except TimeoutError:
             raise NotReadyError(f"the scheduler has not answered within {_QUERY_TIMEOUT_S} s") from None
         finally:
@@ -256,7 +258,8 @@ class SchedulerClient:
     async def drain(self, grace_s: float) -> None:
         """Return when nothing runs; what still does after `grace_s` fails with NotReadyError."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
         for generation in {part.generation for part in self._parts.values()}:
             generation.fail(NotReadyError("the server is shutting down"))
 

@@ -306,7 +306,8 @@ class WorkerGroups:
                 self._move_stranded()
                 self._move_overdue()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_changed.wait(), _WATCH_INTERVAL_S)
+                    async with asyncio.timeout(_WATCH_INTERVAL_S):
+                        await self._is_changed.wait()
         finally:
             tasks = [refreshing, *(task for group in self._groups.values() for task in group.tasks)]
             for task in tasks:

@@ -109,7 +109,8 @@ class KvManagerServicer:
         batches = follow(lambda: self._server.find_pool(pool_id), request.life, request.after)
         try:
             async for batch in batches:
-                await asyncio.wait_for(context.write(_batch_to_proto(batch)), _WRITE_TIMEOUT_S)
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await context.write(_batch_to_proto(batch))
         except OverloadedLinkError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         except TimeoutError:
@@ -127,7 +128,8 @@ class KvManagerServicer:
         self._num_pool_watchers += 1
         try:
             async for frame in watch_pool(lambda: self._server.find_pool(pool_id), interval_ms / 1000):
-                await asyncio.wait_for(context.write(_frame_to_proto(frame)), _WRITE_TIMEOUT_S)
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await context.write(_frame_to_proto(frame))
         except TimeoutError:
             message = f"nothing was read for {_WRITE_TIMEOUT_S} s"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)

@@ -365,7 +365,8 @@ class SchedulerServer:
             self._is_draining = True
             self._tell_status()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), self._config.drain_grace_s)
+                async with asyncio.timeout(self._config.drain_grace_s):
+                    await self._idle.wait()
         finally:
             for task in (stopped, *tasks):
                 task.cancel()

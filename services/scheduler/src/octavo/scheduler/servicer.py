@@ -36,7 +36,8 @@ class SchedulerServicer:
         interval_ms = min(max(request.interval_ms or default, least), most)
         try:
             async for frame in watch_activity(self._server.core, interval_ms / 1000):
-                await asyncio.wait_for(context.write(frame), _WRITE_TIMEOUT_S)
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await context.write(frame)
         except TimeoutError:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"nothing was read for {_WRITE_TIMEOUT_S} s")
 

@@ -117,7 +117,8 @@ async def connect_grpc(
     """The client's end. Raises OSError if nobody answers within `timeout_s`, or not in the way that `tls` asks for."""
     channel = open_channel(target, codec.server, tls)
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
     except TimeoutError:
         reason = await _why_not_connected(channel, codec.server, tls)
         await channel.close(None)

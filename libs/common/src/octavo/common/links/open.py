@@ -36,7 +36,8 @@ async def connect(
     """
     if address.is_grpc:
         return await connect_grpc(address.grpc_target, codec, timeout_s, tls)
-    return await asyncio.wait_for(connect_frames(address.target, codec), timeout_s)
+    async with asyncio.timeout(timeout_s):
+        return await connect_frames(address.target, codec)
 
 
 class Listener:

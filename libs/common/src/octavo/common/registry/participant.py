@@ -10,6 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+import structlog
+
 from octavo.common.errors import NotReadyError
 from octavo.common.links import Address
 from octavo.common.registry.members import Member
@@ -20,6 +22,8 @@ from octavo.common.registry.static import StaticRegistry
 from octavo.common.roles import Role
 from octavo.common.runtime import Stop
 from octavo.common.service_config import ServiceConfig
+
+log = structlog.get_logger()
 
 _ALL_INTERFACES = ("0.0.0.0", "[::]")
 _END_TIMEOUT_S = 3.0
@@ -95,9 +99,7 @@ class Participant:
                 keeping.result()
             await serving
         finally:
-            for task in (serving, keeping):
-                task.cancel()
-            await asyncio.wait({serving, keeping}, timeout=_END_TIMEOUT_S)
+            await _end({serving, keeping})
 
 
 def _by_name(address: Address) -> Address:
@@ -117,6 +119,14 @@ async def taking_part(
     try:
         yield participant
     finally:
-        refreshing.cancel()
-        await asyncio.wait({refreshing}, timeout=_END_TIMEOUT_S)
+        await _end({refreshing})
         await participant._registry.close()
+
+
+async def _end(tasks: set[asyncio.Future[None]]) -> None:
+    """Cancel them, and wait until they have ended, or for so long as can be waited."""
+    for task in tasks:
+        task.cancel()
+    _, lingering = await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
+    if lingering:
+        log.error("not ended in time", tasks=[str(task) for task in lingering], timeout_s=_END_TIMEOUT_S)

@@ -88,8 +88,7 @@ class RedisRegistry:
         self._timeout_s = timeout_s
         self._redis = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            socket_timeout=None,  # `_in_time` ends calls: redis-py's way loses a cancellation now and then
             decode_responses=True,
             retry=Retry(NoBackoff(), 1),  # a connection that died since the last call; all calls may be repeated
         )
