@@ -20,6 +20,19 @@ SLICE = gl.constexpr(8)
 
 
 @gluon.jit
+def take_turn(turn):
+    """Index of this program's item. Items get smaller: who has the largest of a turn has the smallest of the next."""
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    return turn * num_programs + gl.where(turn % 2 == 0, program, num_programs - 1 - program)
+
+
+@gluon.jit
+def count_turns(num_items):
+    whole_turns = num_items // gl.num_programs(0)
+    return whole_turns + (take_turn(whole_turns) < num_items).to(gl.int32)
+
+
+@gluon.jit
 def find_item(rows, index, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
     """KV head, slot, first token of the row, first query, queries of the row, context before them, end of the keys."""
     slots_ptr, tokens_ptr, query_lens_ptr, seq_lens_ptr, tile_rows_ptr, tile_parts_ptr = rows
@@ -96,8 +109,8 @@ def copy_tiles(
     BLOCK_SIZE: gl.constexpr = pieces.shape[1]
     copied = 0
     cleared = 0
-    for index in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        kv_head, slot, _, _, query_len, context, end = find_item(rows, index, NUM_KV_HEADS, GROUP)
+    for turn in range(count_turns(num_items)):
+        kv_head, slot, _, _, query_len, context, end = find_item(rows, take_turn(turn), NUM_KV_HEADS, GROUP)
         table_ptr = tables_ptr + slot.to(gl.int64) * table_stride
         first_line = layer_line + kv_head * BLOCK_SIZE
         seq_len = context + query_len

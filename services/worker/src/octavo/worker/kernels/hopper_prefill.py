@@ -32,7 +32,9 @@ from octavo.worker.kernels.hopper_copies import (
     TILE_ROWS,
     copy_tiles,
     count_tiles,
+    count_turns,
     find_item,
+    take_turn,
 )
 from octavo.worker.kernels.paged_decode import LOG2_E
 from octavo.worker.kernels.paged_prefill import PrefillRows
@@ -132,8 +134,8 @@ def _attend(given, query, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HALF: gl
     weights_layout: gl.constexpr = gl.DotOperandLayout(0, mixed_layout, 2)
 
     used = 0
-    for index in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        item = find_item(rows, index, NUM_KV_HEADS, GROUP)
+    for turn in range(count_turns(num_items)):
+        item = find_item(rows, take_turn(turn), NUM_KV_HEADS, GROUP)
         _, _, _, first_query, query_len, context, end = item
         query.store(_load_query(query_ptr, item, query_stride, HALF, GROUP))
         fence_async_shared()
@@ -218,7 +220,7 @@ def _hopper_prefill_kernel(
     GROUP: gl.constexpr,  # query heads of a KV head
     BLOCK_SIZE: gl.constexpr,
 ):
-    """A program stays on its multiprocessor and takes each num_programs-th item: a tile's queries and one KV head."""
+    """A program stays on its multiprocessor and takes items in turns: the queries of a tile and one KV head."""
     dtype: gl.constexpr = query_ptr.dtype.element_ty
     PIECES: gl.constexpr = STAGES * (KEYS // BLOCK_SIZE) * (HEAD_DIM // COLUMNS)
     key_pieces = gl.allocate_shared_memory(dtype, [PIECES, BLOCK_SIZE, COLUMNS], SWIZZLED)
