@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_tile, stages_that_fit
+from octavo.worker.kernels.online_softmax import as_multiplied, attend_tile, stages_that_fit
 from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 
 LOG2_E = math.log2(math.e)
@@ -99,7 +99,7 @@ def _paged_decode_kernel(
         head = kv_head * GROUP + member
         is_real = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
         query_at = token * query_stride + head[:, None] * HEAD_DIM + column[None, :]
-        query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+        query = as_multiplied(tl.load(query_ptr + query_at, mask=is_real, other=0.0), HAS_SCALES)
 
         largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         total = tl.zeros([PADDED_GROUP], tl.float32)

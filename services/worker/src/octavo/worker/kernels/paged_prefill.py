@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_keys, rows_per_tile, stages_that_fit
+from octavo.worker.kernels.online_softmax import as_multiplied, attend_keys, rows_per_tile, stages_that_fit
 from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM
 
 
@@ -64,7 +64,7 @@ def _paged_prefill_kernel(
     is_real = is_query[:, None] & (column < HEAD_DIM)[None, :]
     token = tl.load(row_tokens_ptr + row).to(tl.int64) + query_index
     query_at = token[:, None] * query_stride + (head * HEAD_DIM)[:, None] + column[None, :]
-    query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+    query = as_multiplied(tl.load(query_ptr + query_at, mask=is_real, other=0.0), HAS_SCALES)
 
     context = seq_len - query_len  # computed by earlier steps
     last_seen = context + tl.minimum(query_index, query_len - 1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import attend_keys, rows_per_tile, stages_that_fit
+from octavo.worker.kernels.online_softmax import as_multiplied, attend_keys, rows_per_tile, stages_that_fit
 from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM, PrefixScratch
 
 TILE = 8
@@ -65,7 +65,7 @@ def _paged_prefix_kernel(
         head = kv_head * GROUP + line % GROUP
         token = tl.load(member_tokens_ptr + member, mask=is_member, other=0).to(tl.int64)
         query_at = token[:, None] * query_stride + (head * HEAD_DIM)[:, None] + column[None, :]
-        query = tl.load(query_ptr + query_at, mask=is_real, other=0.0)
+        query = as_multiplied(tl.load(query_ptr + query_at, mask=is_real, other=0.0), HAS_SCALES)
 
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
