@@ -22,9 +22,11 @@ MERGED_AT_ONCE = 16
 """Partial results that one load fetches."""
 FEW_ITEMS = 48
 """Items up to which a program alone must hide the latency of memory."""
-FEW_TILING = (64, 4, 3)
-MANY_TILING = (32, 2, 4)
-"""Tilings: keys of a turn, warps, stages of the pipeline. docs/kernels.md has the measurements that chose them."""
+Tiling = tuple[int, int, int]
+"""Keys of a turn, warps, stages of the pipeline. docs/kernels.md has the measurements that chose these."""
+FEW_TILING, MANY_TILING = (64, 4, 3), (32, 2, 4)
+FEW_E4M3_TILING, MANY_E4M3_TILING = (128, 4, 3), (64, 2, 4)
+"""For queries of 16 bits over a pool of e4m3, with heads of up to 128."""
 ITEM = 8
 """Numbers of an item."""
 PREFIX_SHIFT = 4
@@ -277,22 +279,24 @@ def paged_decode(
     window: int | None = None,
     soft_cap: float = 0.0,
     scales: Tensor | None = None,
-    tiling: tuple[int, int, int] | None = None,
+    tiling: Tiling | None = None,
     overlaps: bool = False,
 ) -> None:
     """Fill the rows' tokens of `out` [num_tokens, num_heads, head_dim], dense.
 
     `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
     [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
-    by tanh unless that is 0. `scales`, float32 [2, num_kv_heads], belong to an e4m3 pool. `tiling` is
-    (keys of a turn, warps, stages of the pipeline). `overlaps`: see kernels.overlap.
+    by tanh unless that is 0. `scales`, float32 [2, num_kv_heads], belong to an e4m3 pool.
+    `overlaps`: see kernels.overlap.
     """
     _, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
     padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
-    keys_per_tile, num_warps, num_stages = tiling or (FEW_TILING if len(rows.items) <= FEW_ITEMS else MANY_TILING)
+    keys_per_tile, num_warps, num_stages = tiling or _tiling(
+        len(rows.items) <= FEW_ITEMS, scales is not None and query.element_size() == 2 and padded_dim <= 128
+    )
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
         cache,
@@ -338,3 +342,9 @@ def paged_decode(
         ),
         **launch_options(overlaps),
     )
+
+
+def _tiling(is_few: bool, converts_e4m3: bool) -> Tiling:
+    if converts_e4m3:
+        return FEW_E4M3_TILING if is_few else MANY_E4M3_TILING
+    return FEW_TILING if is_few else MANY_TILING
