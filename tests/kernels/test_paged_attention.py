@@ -81,11 +81,11 @@ def test_half_precision(device: str) -> None:
     assert batch.error(batch.attend()) < 2e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_an_e4m3_pool_is_read_with_the_scales_of_its_heads(dtype: torch.dtype, device: str) -> None:
-    batch = PagedBatch(Shape(head_dim=32, dtype=dtype, fp8_kv=True), [(70, 1), (5, 20), (0, 1)], device)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 6e-3)])
+def test_an_e4m3_pool_is_read_with_the_scales_of_its_heads(dtype: torch.dtype, tolerance: float, device: str) -> None:
+    batch = PagedBatch(Shape(head_dim=32, dtype=dtype, fp8_kv=True), [(140, 1), (5, 20), (0, 1)], device)
 
-    assert batch.error(batch.attend(part_len=64)) < (2e-6 if dtype == torch.float32 else 2e-3)
+    assert batch.error(batch.attend(part_len=128)) < tolerance
 
 
 def test_an_e4m3_pool_with_shared_prefixes_and_capped_scores(device: str) -> None:
