@@ -64,11 +64,9 @@ def all_that_must_be_up(name: str) -> set[str]:
     return waited_for.union(*(all_that_must_be_up(other) for other in waited_for))
 
 
-@pytest.mark.parametrize(("setting", "of"), [("scheduler_admin", "scheduler"), ("kvmanager_admin", "kvmanager")])
-def test_what_the_gateway_asks_by_address_listens_there(setting: str, of: str) -> None:
-    host, port = settings_of("gateway")[setting].split(":")
-    assert host == of
-    assert f"grpc://0.0.0.0:{port}" in settings_of(of)["listen"].split(",")
+@pytest.mark.parametrize("service", ["scheduler", "kvmanager"])
+def test_the_gateway_can_ask_what_it_finds_in_the_registry(service: str) -> None:
+    assert any(address.startswith("grpc://0.0.0.0:") for address in settings_of(service)["listen"].split(","))
 
 
 def test_scheduler_and_kv_manager_share_the_volume_of_the_socket() -> None:
