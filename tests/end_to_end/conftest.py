@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from octavo.cli.models import PreparedModel
-from support.clusters import Cluster, ServerSettings, running_cluster
+from octavo.cli.simulated_model import prepare_simulated_model
+from support.clusters import H200, Cluster, ServerSettings, running_cluster
 from support.completions import SERVED_NAME
 from support.reference_tokens import Reference, smollm2_references, tiny_references
 from support.served_llama import save_served_llama
@@ -29,6 +30,14 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_llama: TinyModel) -> PreparedModel:
     return PreparedModel(tiny_llama.folder, SERVED_NAME)
+
+
+@pytest.fixture(scope="session")
+def simulated_model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    """What a simulated worker serves: made-up words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return prepare_simulated_model(H200, None, print)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from octavo.cli.models import PreparedModel
-from support.clusters import ProcessCluster, ServerSettings, running_cluster, wait_until
+from support.clusters import H200, ProcessCluster, ServerSettings, running_cluster, wait_until
 from support.redis_server import running_redis
 
 PROMPT = [(7 * position) % 300 + 5 for position in range(40)]
@@ -29,11 +30,12 @@ class FreshConnections:
 
 
 def test_any_gateway_knows_what_another_was_told(
-    tiny_model: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated_model: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings = ServerSettings(gateways=2, simulated=H200, num_blocks=300, max_model_len=2048)
     with (
         running_redis(tmp_path) as redis,
-        running_cluster(tiny_model, ServerSettings(gateways=2, redis=redis.url, block_size=16)) as cluster,
+        running_cluster(simulated_model, replace(settings, redis=redis.url)) as cluster,
     ):
         assert isinstance(cluster, ProcessCluster)
         calls = FreshConnections(cluster.url)

@@ -12,19 +12,10 @@ import openai
 import pytest
 
 from octavo.cli.models import PreparedModel
-from octavo.cli.simulated_model import prepare_simulated_model
-from support.clusters import Cluster, ProcessCluster, ServerSettings, running_cluster
+from support.clusters import H200, Cluster, ProcessCluster, ServerSettings, running_cluster
 
-H200 = "h200-llama-8b"
 # 96 requests of up to 9 blocks want more than the pool's 300: some leave for host memory and come back.
 SETTINGS = ServerSettings(simulated=H200, max_num_seqs=96, num_blocks=300, num_host_blocks=600, max_model_len=2048)
-
-
-@pytest.fixture(scope="module")
-def simulated_model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return prepare_simulated_model(H200, None, print)
 
 
 @pytest.fixture(scope="module")

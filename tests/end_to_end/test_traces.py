@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from octavo.cli.models import PreparedModel
-from support.clusters import ServerSettings, running_cluster, wait_until
+from support.clusters import H200, ServerSettings, running_cluster, wait_until
 from support.trace_collector import collecting_traces
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -16,15 +16,16 @@ NAMES = ("POST /v1/completions", "scheduler", "queue", "prefill", "decode", "wor
 
 
 def test_a_request_is_traced_from_the_callers_span_to_the_workers_steps(
-    tiny_model: PreparedModel, monkeypatch: pytest.MonkeyPatch
+    simulated_model: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [(7 * position) % 300 + 5 for position in range(50)]
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    settings = ServerSettings(simulated=H200, num_blocks=300, max_model_len=2048)
     with collecting_traces() as collector:
         for service in ("GATEWAY", "SCHEDULER", "WORKER"):
             monkeypatch.setenv(f"OCTAVO_{service}_OTLP_ENDPOINT", collector.url)
         with (
-            running_cluster(tiny_model, ServerSettings(block_size=16)) as cluster,
+            running_cluster(simulated_model, settings) as cluster,
             httpx.Client(base_url=cluster.url, timeout=60, trust_env=False) as http,
         ):
             kept = {"traceparent": f"00-{TRACE}-{CALLER}-01"}

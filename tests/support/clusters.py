@@ -38,6 +38,8 @@ from octavo.v1 import kvmanager_service_pb2 as pb
 Transport = Literal["frames", "grpc", "local"]
 SERVICES = ("kvmanager", "worker", "scheduler", "gateway")
 
+H200 = "h200-llama-8b"
+"""A profile of simulated workers, which are ready much sooner than those with torch."""
 READY_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 5.0
 

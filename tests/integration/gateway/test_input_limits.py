@@ -27,11 +27,11 @@ def names(count: int) -> str:
 
 COSTLY: dict[str, tuple[str, str, str]] = {
     "unknown fields": ("/v1/completions", names(200_000), "more than 65536 values"),
-    "wrong ids to stop at": ("/v1/completions", f'{{"prompt":[1],"stop_token_ids":{many(500_000, "[]")}}}', "values"),
+    "wrong ids to stop at": ("/v1/completions", f'{{"prompt":[1],"stop_token_ids":{many(100_000, "[]")}}}', "values"),
     "biases": ("/v1/completions", f'{{"prompt":[1],"logit_bias":{names(200_000)}}}', "values"),
     "wrong ids to allow": (
         "/v1/completions",
-        f'{{"prompt":[1],"allowed_token_ids":{many(1_000_000, "[]")}}}',
+        f'{{"prompt":[1],"allowed_token_ids":{many(200_000, "[]")}}}',
         "allowed_token_ids",
     ),
     "one id to allow, often": (
@@ -40,7 +40,7 @@ COSTLY: dict[str, tuple[str, str, str]] = {
         "1000000 ids is above the limit",
     ),
     "ids": ("/v1/completions", f'{{"prompt":{many(2_000_000, "1")}}}', "maximum context length"),
-    "prompts": ("/v1/completions", f'{{"prompt":{many(500_000, "[]")}}}', "at most 256"),
+    "prompts": ("/v1/completions", f'{{"prompt":{many(100_000, "[]")}}}', "at most 256"),
     "tools": ("/v1/chat/completions", f'{{"messages":[{MESSAGE}],"tools":{many(90_000, "{}")}}}', "values"),
     "variables": (
         "/v1/chat/completions",
