@@ -6,8 +6,8 @@ import re
 import secrets
 import string
 
-from octavo.gateway.marked_text import TextBeforeMark
-from octavo.gateway.tool_calls.base import OfferedTools, ToolCallReader
+from octavo.gateway.tool_calls.base import OfferedTools
+from octavo.gateway.tool_calls.marked import MarkedCallsReader
 
 BEGIN = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?\Z")
@@ -20,28 +20,19 @@ def new_call_id() -> str:
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 
 
-class MistralReader(ToolCallReader):
+class MistralReader(MarkedCallsReader):
     """Both ways of writing."""
 
+    begin = BEGIN
     marks = frozenset({BEGIN, "[CALL_ID]", "[ARGS]"})
 
     def __init__(self, tools: OfferedTools) -> None:
         super().__init__(tools)
-        self._before = TextBeforeMark(BEGIN)
-        self._skips_space = False
         self._is_list = False
         self._head = ""
 
-    def _in_text(self, text: str) -> str:
-        if self._skips_space:
-            text = text.lstrip()
-            self._skips_space = not text
-        certain, rest = self._before.feed(text)
-        self._say(certain)
-        if rest is None:
-            return ""
-        self._raw, self._has_begun, self._state = self._before.space + BEGIN, False, self._after_mark
-        return rest
+    def _expect_marked(self, mark: str) -> None:
+        self._raw, self._has_begun, self._state = mark, False, self._after_mark
 
     def _after_mark(self, text: str) -> str:
         stripped = text.lstrip()
@@ -79,9 +70,5 @@ class MistralReader(ToolCallReader):
             self._expect_call("")
             return text[1:]
         is_end = self._is_list and text[0] == "]"
-        self._skips_space, self._state = True, self._in_text
+        self._expect_text()
         return text[1:] if is_end else text
-
-    def _at_end(self) -> None:
-        super()._at_end()
-        self._say(self._before.end())
