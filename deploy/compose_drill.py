@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from compose_project import PROJECT, Docker, Front, Stream, why_unanswered
 from drill_report import Report, expect, until
+from drilled_prometheus import Prometheus
 from secured_drill import SecuredDrill
 
 SERVICES = ("gateway", "scheduler", "kvmanager", "worker")
@@ -264,15 +265,16 @@ class Drill:
     def prometheus_scrapes(self) -> None:
         with self.report.check("prometheus scrapes every service") as found:
             self.docker.compose("--profile", "monitoring", "up", "--detach", "--no-build", "--no-deps", "prometheus")
-            container = self.docker.only("prometheus")
-            ask = ["exec", container, "wget", "-q", "-O", "-", "http://127.0.0.1:9090/api/v1/query?query=up"]
-
-            def scraped() -> list[str]:
-                result = json.loads(self.docker.run(*ask))["data"]["result"]
-                return sorted(series["metric"]["job"] for series in result if series["value"][1] == "1")
-
-            until(lambda: scraped() == sorted(["gateway", *SERVICES]), 60, "two gateways and the others are up")
-            found.append(f"up: {', '.join(scraped())}")
+            prometheus = Prometheus(self.docker.prometheus_port)
+            wanted = sorted(["gateway", *SERVICES])
+            until(lambda: prometheus.scraped_jobs() == wanted, 60, "two gateways and the others are up")
+            found.append(f"up: {', '.join(wanted)}")
+            until(prometheus.all_alerts_evaluate, 60, "every alert is evaluated without an error")
+            num_queries, num_with_data = prometheus.ask_dashboard()
+            expect(
+                num_with_data > num_queries / 2, f"{num_with_data} of {num_queries} queries of the dashboard have data"
+            )
+            found.append(f"alerts are evaluated; {num_with_data} of {num_queries} queries of the dashboard have data")
 
     def scale_in(self) -> None:
         with self.report.check("a gateway is stopped while it streams") as found:

@@ -36,11 +36,12 @@ class Docker:
 
     def __init__(self, overlays: Sequence[str] = ()) -> None:
         """`overlays`: names of deploy/compose.NAME.yml, which may change later."""
-        self.port, self.tls_port = free_port(), free_port()
+        self.port, self.tls_port, self.prometheus_port = free_port(), free_port(), free_port()
         self._environment = {
             **os.environ,
             "OCTAVO_PUBLISH": f"127.0.0.1:{self.port}",
             "OCTAVO_PUBLISH_TLS": f"127.0.0.1:{self.tls_port}",
+            "OCTAVO_PROMETHEUS_PUBLISH": f"127.0.0.1:{self.prometheus_port}",
             "DOCKER_BUILDKIT": "1",
         }
         self.overlays = list(overlays)

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 
 
 class CheckFailedError(Exception):
@@ -50,6 +51,8 @@ class Report:
             has_passed, found = False, [f"{' '.join(error.cmd[:6])}: {last[0] if last else error.returncode}"]
         except subprocess.TimeoutExpired as error:
             has_passed, found = False, [f"{' '.join(error.cmd[:6])}: not within {error.timeout:g} s"]
+        except (OSError, HTTPException) as error:
+            has_passed, found = False, [f"{type(error).__name__}: {error}"]
         took = time.monotonic() - begin
         self._rows.append((name, took, has_passed, "; ".join(found)))
         print(f"{took:7.1f} s  {'ok' if has_passed else 'FAILED':6}  {name}: {'; '.join(found)}", flush=True)
