@@ -205,6 +205,17 @@ class Drill:
             until(lambda: not old & self.gateway_pods(), 60, "the old pods are gone")
             found.append(f"{len(answers)} requests, none failed; {len(self.gateway_pods())} new pods")
 
+    def roll_out_groups(self) -> None:
+        with self.report.check("groups are rolled out under load") as found:
+            answers: list[dict[str, Any]] = []
+            self.apply("group.scheduler.settings.max_num_waiting=2000")
+            until(lambda: int(get(GROUP, ".status.updatedReplicas") or 0) == 0, 30, "the rollout begins")
+            while get(GROUP, ".status.updateRevision") != get(GROUP, ".status.currentRevision"):
+                answers += Load(2, 10).finish()
+                expect(len(answers) < 5000, "the rollout does not end")
+            kubectl("rollout", "status", GROUP, "--timeout=300s", timeout_s=310)
+            found.append(f"{len(answers)} requests, none failed")
+
     def broken_roll_out(self) -> None:
         with self.report.check("a rollout that never gets ready takes nothing away") as found:
             self.apply("gateway.settings.max_open_request=500")
