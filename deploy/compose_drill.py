@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from compose_project import PROJECT, Docker, Front, Stream, why_unanswered
 from drill_report import Report, expect, until
@@ -56,17 +57,13 @@ class Drill:
         return not why_unanswered(self.front)
 
     def start(self) -> None:
-        begin = time.time()
         with self.report.check("starts in the order of health") as found:
             if self.builds:
                 self.docker.compose("build", timeout_s=1800)
             built = time.monotonic()
-            self.docker.up()
-            until(self.answers, 60, "an answer through the front")
-            events = self.docker.run(
-                "events", "--since", f"{begin:.3f}", "--until", f"{time.time():.3f}", "--format", "{{json .}}",
-                "--filter", f"label=com.docker.compose.project={PROJECT}", "--filter", "type=container",
-            )  # fmt: skip
+            with self.docker.events() as events:
+                self.docker.up()
+                until(self.answers, 60, "an answer through the front")
             started, ready = self._first_times(events)
             for service, earlier in STARTED_AFTER.items():
                 for one in earlier:
@@ -76,12 +73,11 @@ class Drill:
             found.append(f"answering {time.monotonic() - built:.0f} s after up")
 
     @staticmethod
-    def _first_times(events: str) -> tuple[dict[str, int], dict[str, int]]:
+    def _first_times(events: list[dict[str, Any]]) -> tuple[dict[str, int], dict[str, int]]:
         """When each service was first started, and first healthy; a one-shot service is so when it ends with 0."""
         started: dict[str, int] = {}
         ready: dict[str, int] = {}
-        for line in events.splitlines():
-            event = json.loads(line)
+        for event in events:
             attributes = event["Actor"]["Attributes"]
             service, action = attributes["com.docker.compose.service"], event["Action"]
             if action == "start":

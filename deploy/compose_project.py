@@ -11,7 +11,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ class Docker:
         if finished.returncode:
             raise subprocess.CalledProcessError(finished.returncode, command, finished.stdout, finished.stderr)
         return finished.stdout.strip()
+
+    @contextmanager
+    def events(self) -> Iterator[list[dict[str, Any]]]:
+        """Which of the project's containers start, end or get healthy while this is open. It is there afterwards.
+
+        It is listened to as it happens: the engine remembers only the last few hundred events, most of them of probes.
+        """
+        kinds = [f"--filter=event={kind}" for kind in ("start", "die", "health_status")]
+        filters = [f"--filter=label=com.docker.compose.project={PROJECT}", "--filter=type=container", *kinds]
+        command = ["docker", "events", "--format={{json .}}", *filters]
+        happened: list[dict[str, Any]] = []
+        listening = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            yield happened
+        finally:
+            listening.terminate()
+            output, _ = listening.communicate()
+            happened += [json.loads(line) for line in output.splitlines()]
 
     def why_not_possible(self, *, builds: bool) -> str:
         """Empty if every image that is not built here is there, or can be pulled."""
