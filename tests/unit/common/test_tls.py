@@ -135,6 +135,26 @@ async def test_other_calls_than_the_stream_are_for_gateways_and_operators(ca: Pa
     await listener.close(0)
 
 
+async def test_answers_in_several_parts_come_through_the_gate_or_do_not(ca: Path) -> None:
+    async def count(request: bytes, context: Any) -> None:
+        for number in range(3):
+            await context.write(b"%d" % number)
+
+    def add_to(server: grpc.aio.Server) -> None:
+        handlers = {"Count": grpc.unary_stream_rpc_method_handler(count)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bakery", handlers),))
+
+    address = free_address()
+    listener = await listen([address], WORKER_STEPS, lambda link: None, [add_to], issue(ca, Role.WORKER))
+    async with open_channel(address.target, Role.WORKER, issue(ca, Role.OPERATOR)) as channel:
+        assert [part async for part in channel.unary_stream("/Bakery/Count")(b"", timeout=10)] == [b"0", b"1", b"2"]
+    async with open_channel(address.target, Role.WORKER, issue(ca, Role.SCHEDULER)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_stream("/Bakery/Count")(b"", timeout=10).read()
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    await listener.close(0)
+
+
 async def test_a_client_with_tls_does_not_fall_back_to_plain_text(ca: Path) -> None:
     async with served(None) as (address, received):
         assert "it takes no TLS" in await refusal(address, issue(ca, Role.GATEWAY))

@@ -24,7 +24,10 @@ async def require_role(context: Any, allowed: Collection[Role]) -> None:
 
 
 class UnaryCallGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets holders of some roles make the calls of one request: all but the stream, whose handler looks for itself."""
+    """Lets holders of some roles make the calls of one request: all but the stream, whose handler looks for itself.
+
+    Answers in several parts are to be written to the context, not yielded.
+    """
 
     def __init__(self, allowed: Collection[Role]) -> None:
         self._allowed = allowed
@@ -37,16 +40,13 @@ class UnaryCallGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or handler.request_streaming:
             return handler  # type: ignore[no-any-return]
 
-        async def one_answer(request: Any, context: Any) -> Any:
-            await require_role(context, self._allowed)
-            return await handler.unary_unary(request, context)
+        answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-        async def many_answers(request: Any, context: Any) -> Any:
+        async def checked(request: Any, context: Any) -> Any:
             await require_role(context, self._allowed)
-            async for answer in handler.unary_stream(request, context):
-                yield answer
+            return await answer(request, context)
 
-        codec = (handler.request_deserializer, handler.response_serializer)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(many_answers, *codec)
-        return grpc.unary_unary_rpc_method_handler(one_answer, *codec)
+        as_handler = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return as_handler(checked, handler.request_deserializer, handler.response_serializer)
