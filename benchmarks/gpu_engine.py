@@ -28,7 +28,7 @@ from typing import Any
 import gpu_check
 import uvloop
 import workloads
-from workloads import Workload
+from workloads import WORKLOADS, Workload
 
 from octavo.cli.local_cluster import LocalCluster
 from octavo.cli.models import PreparedModel
@@ -36,15 +36,6 @@ from octavo.cli.serve_options import ServeOptions
 from octavo.common import logs
 from octavo.common.messages.generation import Abort, SamplingParams, SchedulerMessage, SchedulerStatus, Submit
 from octavo.common.runtime import Stop
-
-WORKLOADS = {
-    "L1": lambda: workloads.equal_lengths(1),
-    "L64": lambda: workloads.equal_lengths(64),
-    "W1": workloads.chat_like,
-    "W2": workloads.shared_prefix,
-    "W3": workloads.long_prompts,
-    "S256": lambda: workloads.equal_lengths(256, prompt=128, output=400, seed=256),
-}
 
 STALL_CAUSES = ("credits", "admission", "swap")
 

@@ -29,7 +29,7 @@ import uvloop
 import workloads
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from workloads import Workload
+from workloads import WORKLOADS, Workload
 
 from octavo.cli.console import Screen
 from octavo.cli.models import PreparedModel
@@ -37,14 +37,6 @@ from octavo.cli.serve import serve_processes
 from octavo.cli.serve_options import ServeOptions
 
 PORT = 8123
-WORKLOADS = {
-    "L1": lambda: workloads.equal_lengths(1),
-    "L64": lambda: workloads.equal_lengths(64),
-    "W1": workloads.chat_like,
-    "W2": workloads.shared_prefix,
-    "W3": workloads.long_prompts,
-    "S256": lambda: workloads.equal_lengths(256, prompt=128, output=400, seed=256),
-}
 RATE_SECONDS = 10
 START_TIMEOUT_S = 60
 SLO_TTFT_S, SLO_TPOT_S = 1.0, 0.050

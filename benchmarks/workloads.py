@@ -5,6 +5,7 @@ All requests are generated greedily to exactly that many tokens, end-of-sequence
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,17 @@ def equal_lengths(num_requests: int, prompt: int = 128, output: int = 128, seed:
     """L1 is one request, L64 are 64."""
     draw = np.random.Generator(np.random.PCG64(seed))
     return [(_token_ids(draw, prompt), output) for _ in range(num_requests)]
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "L1": lambda: equal_lengths(1),
+    "L64": lambda: equal_lengths(64),
+    "W1": chat_like,
+    "W2": shared_prefix,
+    "W3": long_prompts,
+    "S256": lambda: equal_lengths(256, prompt=128, output=400, seed=256),
+}
+"""S256 are 256 requests of equal lengths, whose decode is steady."""
 
 
 def _log_normal_lengths(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
-import openai
+import httpx
 import pytest
+import pytest_asyncio
 
 from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ServerSettings, running_cluster
-from support.completions import cached_tokens_of, greedy
-from support.reference_tokens import Reference, assert_follows
-
-BLOCK_SIZE = 8
-SMALL_POOL = 48
-"""Blocks: the longest prompt with its output needs 24, all together 120."""
+from support.plain_http import client_of
+from support.reference_tokens import Reference
+from support.swap_stories import NUM_HOST_BLOCKS, SMALL_POOL, restore_an_evicted_prefix, swap_whole_and_in_part
 
 
 @pytest.fixture(
@@ -38,9 +35,9 @@ def cluster(
     settings = ServerSettings(
         transport=request.param.transport,
         max_num_seqs=16,
-        block_size=BLOCK_SIZE,
+        block_size=8,
         num_blocks=SMALL_POOL,
-        num_host_blocks=200,
+        num_host_blocks=NUM_HOST_BLOCKS,
         pipeline_depth=request.param.pipeline_depth,
         prefix_cache=request.param.prefix_cache,
     )
@@ -50,24 +47,21 @@ def cluster(
         running.assert_undisturbed()
 
 
+@pytest_asyncio.fixture
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(cluster) as opened:
+        yield opened
+
+
 async def test_all_prompts_at_once_in_a_pool_for_two_of_them(
-    cluster: Cluster, client: openai.AsyncOpenAI, references: list[Reference]
+    cluster: Cluster, http: httpx.AsyncClient, references: list[Reference]
 ) -> None:
-    for salt in ("first", "second"):
-        await asyncio.gather(*(assert_follows(reference, greedy(client, cache_salt=salt)) for reference in references))
-    assert cluster.metric("octavo_preemptions_total", kind="swap") > 0
-    assert cluster.metric("octavo_preemptions_total", kind="partial_swap") > 0
-    assert cluster.metric("octavo_transferred_blocks_total", direction="to_device") > 0
+    await swap_whole_and_in_part(cluster, http, references)
 
 
 async def test_a_prefix_that_was_evicted_comes_back_from_the_host(
-    cluster: Cluster, client: openai.AsyncOpenAI, references: list[Reference]
+    cluster: Cluster, http: httpx.AsyncClient, references: list[Reference]
 ) -> None:
     if not cluster.settings.prefix_cache:
         pytest.skip("nothing is kept without a prefix cache")
-    longest = max(references, key=lambda reference: len(reference.prompt_ids))
-    for salt in ("mine", "other", "another", "a third one"):
-        await assert_follows(longest, greedy(client, cache_salt=salt))
-    assert await cached_tokens_of(client, longest.prompt_ids, cache_salt="mine") > 0
-    await assert_follows(longest, greedy(client, cache_salt="mine"))
-    assert cluster.metric("octavo_scheduler_host_prompt_tokens_total") > 0
+    await restore_an_evicted_prefix(cluster, http, references)

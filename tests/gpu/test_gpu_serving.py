@@ -12,15 +12,13 @@ import torch
 
 from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ServerSettings, running_cluster
-from support.plain_http import SERVED_NAME, cached_tokens_of, client_of, greedy, leave_after
+from support.plain_http import SERVED_NAME, client_of, greedy, leave_after
 from support.reference_tokens import Reference, assert_follows, tiny_references
 from support.served_llama import save_served_llama
+from support.swap_stories import NUM_HOST_BLOCKS, SMALL_POOL, restore_an_evicted_prefix, swap_whole_and_in_part
 from support.tiny_models import TinyModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-SMALL_POOL = 48
-"""Blocks of 8: the longest prompt with its output needs 24, all together 120."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def cluster(request: pytest.FixtureRequest, tiny_llama: TinyModel) -> Iterator[C
         max_num_seqs=16,
         block_size=8,
         num_blocks=SMALL_POOL,
-        num_host_blocks=200,
+        num_host_blocks=NUM_HOST_BLOCKS,
         pipeline_depth=request.param.pipeline_depth,
         prefix_cache=request.param.prefix_cache,
     )
@@ -73,12 +71,7 @@ async def client(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
 async def test_sequences_that_are_swapped_whole_and_in_part_go_on_with_the_same_tokens(
     cluster: Cluster, client: httpx.AsyncClient, references: list[Reference]
 ) -> None:
-    for salt in ("first", "second"):
-        await asyncio.gather(*(assert_follows(reference, greedy(client, cache_salt=salt)) for reference in references))
-    assert cluster.metric("octavo_preemptions_total", kind="swap") > 0
-    assert cluster.metric("octavo_preemptions_total", kind="partial_swap") > 0
-    assert cluster.metric("octavo_transferred_blocks_total", direction="to_host") > 0
-    assert cluster.metric("octavo_transferred_blocks_total", direction="to_device") > 0
+    await swap_whole_and_in_part(cluster, client, references)
 
 
 async def test_an_evicted_prefix_comes_back_from_the_host(
@@ -86,12 +79,7 @@ async def test_an_evicted_prefix_comes_back_from_the_host(
 ) -> None:
     if not cluster.settings.prefix_cache:
         pytest.skip("nothing is kept without a prefix cache")
-    longest = max(references, key=lambda reference: len(reference.prompt_ids))
-    for salt in ("mine", "other", "another", "a third one"):
-        await assert_follows(longest, greedy(client, cache_salt=salt))
-    assert await cached_tokens_of(client, longest.prompt_ids, cache_salt="mine") > 0
-    await assert_follows(longest, greedy(client, cache_salt="mine"))
-    assert cluster.metric("octavo_scheduler_host_prompt_tokens_total") > 0
+    await restore_an_evicted_prefix(cluster, client, references)
 
 
 async def test_clients_that_leave_while_sequences_are_swapped_disturb_nobody(
