@@ -89,7 +89,7 @@ async def test_penalties_and_biases_follow_their_definitions_beside_plain_reques
 
 
 async def test_seeded_choices_with_options_repeat_in_any_company(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
-    """smp-91f, with n = 2, whose choices differ."""
+    """Two choices, which differ."""
     options = {"n": 2, "seed": 42, "temperature": 0.8, "frequency_penalty": 0.8, "min_p": 0.02, "typical_p": 0.95}
     alone = await output_ids(client, PROMPTS[2], NUM_TOKENS, **options)
     others = [output_ids(client, prompt, NUM_TOKENS, temperature=1.0) for prompt in PROMPTS]
@@ -102,7 +102,7 @@ async def test_seeded_choices_with_options_repeat_in_any_company(cluster: Cluste
 async def test_text_ends_directly_after_min_tokens_and_not_before(
     cluster: Cluster, client: openai.AsyncOpenAI, prompt: list[int]
 ) -> None:
-    """smp-c45: the end token is the likeliest all along; a second ending token is held off as well."""
+    """The end token is the likeliest all along; a second ending token is held off as well."""
     for biased, stop_ids in ((EOS_ID, []), (77, [77, 78])):
         answer = await client.completions.create(
             model=SERVED_NAME,
@@ -120,7 +120,6 @@ async def test_text_ends_directly_after_min_tokens_and_not_before(
 async def test_ignored_end_token_is_drawn_on_and_a_stop_token_of_the_request_still_ends(
     cluster: Cluster, client: openai.AsyncOpenAI
 ) -> None:
-    """smp-069."""
     [output] = await output_ids(client, PROMPTS[0], 30, logit_bias={str(EOS_ID): 100})
     assert output == [EOS_ID] * 30
     answer = await completion(client, PROMPTS[0], 30, logit_bias={str(EOS_ID): 100}, stop_token_ids=[EOS_ID])

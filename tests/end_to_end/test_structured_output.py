@@ -157,7 +157,7 @@ async def test_free_rows_give_the_tokens_that_they_give_alone(cluster: Cluster, 
 async def test_grammar_that_fails_in_the_worker_ends_its_own_request_only(
     cluster: Cluster, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, num_read: int
 ) -> None:
-    """val-ee8: it passes the gateway, then the worker cannot compile it, or refuses the fifth token."""
+    """It passes the gateway, then the worker cannot compile it, or refuses the fifth token."""
     if cluster.settings.transport != "local":
         pytest.skip("the worker is in another process, where nothing can be replaced")
     read = Matching.read

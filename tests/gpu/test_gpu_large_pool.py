@@ -1,4 +1,4 @@
-"""A pool of more than 2**31 elements: writes, copies and transfers of its last blocks reach them (krn-47b)."""
+"""A pool of more than 2**31 elements: writes, copies and transfers of its last blocks reach them."""
 
 from __future__ import annotations
 

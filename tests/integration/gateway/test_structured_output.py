@@ -135,7 +135,7 @@ async def test_form_that_explodes_when_it_is_made_whole_is_answered_in_time(
 
 
 async def test_pattern_that_takes_seconds_is_refused_and_holds_up_nobody(folder: Path) -> None:
-    """val-c1b. Requests beside it are served meanwhile, also with a grammar that is known already."""
+    """Requests beside it are served meanwhile, also with a grammar that is known already."""
     async with running_gateway(says("x"), model=folder, grammar_timeout_s=0.5) as gateway:
         await gateway.complete(prompt="x", guided_regex="warm")
         began = time.monotonic()

@@ -13,7 +13,7 @@ def test_the_same_tenant_and_salt_give_the_same_bytes_in_every_process() -> None
 
 
 def test_a_client_cannot_choose_the_salt_of_another_tenant() -> None:
-    """K04: neither the name of a tenant nor its salt, sent as a client's salt, gives that tenant's blocks."""
+    """Neither the name of a tenant nor its salt, sent as a client's salt, gives that tenant's blocks."""
     theirs = cache_salt(b"key", "acme", "")
     narrowed = cache_salt(b"key", "acme", "x")
     for guess in ("acme", "x", theirs.decode("latin1"), narrowed.decode("latin1"), theirs.hex()):

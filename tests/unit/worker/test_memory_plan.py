@@ -20,7 +20,7 @@ def test_the_pool_gets_what_is_left_of_the_share() -> None:
 
 
 def test_neighbours_change_the_pool_only_where_they_leave_less_than_the_share() -> None:
-    """Servers of a share each, started in any order or at once, get the pools they would get alone (mem-086)."""
+    """Servers of a share each, started in any order or at once, get the pools they would get alone."""
     first = replace(PLAN, utilization=0.35, weights=10 * GIB)
     second = replace(PLAN, utilization=0.20, weights=5 * GIB)
     assert first.kv_pool == replace(first, others=22 * GIB).kv_pool == (35 - 0.75 - 13) * GIB
