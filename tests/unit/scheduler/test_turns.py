@@ -101,6 +101,18 @@ def test_urgent_requests_of_one_tenant_do_not_put_off_another_at_its_own_priorit
     assert [serve(queue), serve(queue)] == [patient[0], lone]
 
 
+def test_a_line_that_was_empty_begins_where_the_others_are() -> None:
+    queue = WaitingQueue()
+    arrive(queue, "a")
+    for _ in range(500):
+        arrive(queue, "b", priority=-5)
+        serve(queue)
+    while queue.peek() is not None:
+        serve(queue)
+    first, second = arrive(queue, "a"), arrive(queue, "d")
+    assert min(first.turn, second.turn) >= 499
+
+
 def test_a_preempted_request_that_returns_gives_no_turns_away() -> None:
     queue = WaitingQueue()
     old = arrive(queue, "a")

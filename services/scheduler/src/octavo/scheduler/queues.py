@@ -39,7 +39,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
-        """By priority; none is empty for longer than until the next look at it."""
+        """By priority. An empty one is gone with the next look at it."""
         self._turns = Turns()
         self._served = 0.0
         """The highest turn that was served."""
@@ -72,9 +72,8 @@ class WaitingQueue:
 
     def take_turn(self, tenant: str, weight: int, priority: int) -> float:
         """The turn of a request that arrives: behind those of its tenant, in fairness beside those of others."""
-        line = self._lines.get(priority)
-        served = self._served if line is None or _head(line) is None else line.served
-        return self._turns.take(tenant, weight, served)
+        line = self._line(priority)
+        return self._turns.take(tenant, weight, line.served if line else self._served)
 
     def push(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
@@ -144,18 +143,27 @@ class WaitingQueue:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.leader_id = 0
-        line = self._lines.setdefault(sequence.priority, _Line(self._served))
+        line = self._line(sequence.priority)
+        if line is None:
+            line = self._lines[sequence.priority] = _Line(self._served)
         heapq.heappush(line.heap, (*place_in_line(sequence), sequence))
+
+    def _line(self, priority: int) -> _Line | None:
+        """The line at a priority, with one that waits at its head; None if nobody does."""
+        line = self._lines.get(priority)
+        if line is None:
+            return None
+        while line.heap and line.heap[0][2].state is not SequenceState.WAITING:
+            heapq.heappop(line.heap)
+        if not line.heap:
+            del self._lines[priority]
+            return None
+        return line
 
     def _first_line(self) -> _Line | None:
         """The line whose head goes first."""
-        first: _Line | None = None
-        for priority, line in list(self._lines.items()):
-            if _head(line) is None:
-                del self._lines[priority]
-            elif first is None or line.heap[0] < first.heap[0]:
-                first = line
-        return first
+        lines = (self._line(priority) for priority in list(self._lines))
+        return min((line for line in lines if line is not None), key=lambda line: line.heap[0], default=None)
 
     def _unpark(self, sequence: Sequence) -> None:
         followers = self._followers.get(sequence.leader_id)
@@ -164,14 +172,6 @@ class WaitingQueue:
         del followers[sequence.sequence_id]
         if not followers:
             del self._followers[sequence.leader_id]
-
-
-def _head(line: _Line) -> Sequence | None:
-    """The first that waits in it."""
-    heap = line.heap
-    while heap and heap[0][2].state is not SequenceState.WAITING:
-        heapq.heappop(heap)
-    return heap[0][2] if heap else None
 
 
 class Slots:
