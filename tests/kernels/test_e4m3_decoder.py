@@ -20,7 +20,7 @@ from support.tiny_models import save_tiny_model
 class NoAttention(FusedAttention):
     """Every token sees itself alone."""
 
-    def forward(self, layer: int, heads: Tensor, norms: Norms | None) -> Tensor:
+    def forward(self, layer: int, heads: Tensor, norms: Norms | None, *, overlaps: bool = False) -> Tensor:
         return heads[:, -2:].repeat_interleave(3, 1).reshape(len(heads), -1)
 
 
