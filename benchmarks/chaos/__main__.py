@@ -48,7 +48,7 @@ def judge(tally: Tally) -> bool:
     """Print what the clients saw. Whether all went well."""
     p50, p99, longest = np.quantile(tally.pauses_s or [0.0], (0.5, 0.99, 1.0))
     print(f"answered {tally.num_answered}, left on purpose {tally.num_left}, of dead gateways {tally.num_cut}")
-    print(f"failed {len(tally.failures)}, wrong {len(tally.wrong)}")
+    print(f"failed {len(tally.failures)}, wrong {len(tally.wrong)}, another by rounding {tally.num_near_ties}")
     print(f"longest pause of a request: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {longest:.2f} s")
     for text in [*tally.failures[:5], *tally.wrong[:5]]:
         print(f"  {text[:400]}")
@@ -65,12 +65,8 @@ async def soak(
     is_open.set()
     for part in range(_SOAK_SAMPLES):
         tally = await mixed_load(http, known, clients, seconds / _SOAK_SAMPLES, 0.2, part, is_open)
-        total.num_answered += tally.num_answered
-        total.num_left += tally.num_left
-        total.num_cut += tally.num_cut
-        total.failures += tally.failures + ["the connection broke"] * tally.num_cut
-        total.wrong += tally.wrong
-        total.pauses_s += tally.pauses_s
+        tally.failures += ["the connection broke"] * tally.num_cut
+        total.add(tally)
         await system.wait_until_clean()
         samples.append(system.footprints())
     print(f"\n{time.monotonic() - began:.0f} s of mixed load")

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ProcessCluster, ServerSettings, running_cluster
-from support.completions import greedy, output_ids
+from support.completions import SERVED_NAME, greedy, output_ids
 from support.reference_tokens import Reference, assert_follows, tiny_reference
 from support.streams import Stream, assert_tokens_follow
 from support.tiny_models import TinyModel, prompt_of
@@ -65,11 +65,15 @@ async def test_streams_go_on_with_the_same_tokens_after_the_death_of_a(
 async def test_worker_keeps_its_model_and_clients_their_requests_over_the_death_of_the_scheduler(
     cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]
 ) -> None:
-    """All kinds: sampled choices, a beam search, a request that comes while no scheduler is there."""
+    """All kinds: sampled choices, a beam search, a request that comes while no scheduler is there.
+
+    What was kept for branches is lost, and whoever asks for it is told why.
+    """
     assert isinstance(cluster, ProcessCluster)
     sampled: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 7}
     beams: dict[str, Any] = {"n": 2, "best_of": 3, "use_beam_search": True}
     alone = [await output_ids(client, [5, 6, 7], 150, **options) for options in (sampled, beams)]
+    kept = await client.completions.create(model=SERVED_NAME, prompt=[5, 6, 7], max_tokens=5, extra_body={"keep": 600})
     worker, num_loads = cluster.pids()["worker"], cluster.log().count("model loaded")
     assert num_loads > 0
     stream = Stream()
@@ -83,6 +87,9 @@ async def test_worker_keeps_its_model_and_clients_their_requests_over_the_death_
     await assert_tokens_follow(stream, long_references[0], client)
     assert late == [long_references[1].output_ids[:40]]
     cluster.wait_until_ready()
+    with pytest.raises(openai.NotFoundError, match="the scheduler that served it has been lost since") as refused:
+        await client.completions.create(model=SERVED_NAME, prompt=[8], extra_body={"branch": {"id": kept.id}})
+    assert refused.value.code == "response_not_found"
     assert cluster.pids()["worker"] == worker
     assert cluster.log().count("model loaded") == num_loads, "the worker loads its model again for a new scheduler"
     cluster.assert_idle()

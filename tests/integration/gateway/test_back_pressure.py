@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from octavo.common.messages.generation import Abort
+from octavo.gateway.generation import Generation
 from support.running_gateway import RunningGateway, eventually, running_gateway, says
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
@@ -26,6 +27,7 @@ LONG: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 90, "model": "m"},
 }
 FOX = "the fox " * 60
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 
 
 def fox(**options: Any) -> Any:
@@ -141,11 +143,47 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_frees_everything() -> 
             await loop.sock_connect(client, ("127.0.0.1", gateway.port))
             body = {**LONG["/v1/completions"], "n": 128, "logprobs": 20, "stream": True}
             content = json.dumps(body).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-            await loop.sock_sendall(client, head.encode() + content)
+            await loop.sock_sendall(client, f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
             await eventually(lambda: len(gateway.scheduler.submits) == 1, within_s=5)
             await eventually(lambda: gateway.scheduler.aborts == [Abort(1)], within_s=20)
             assert gateway.client.num_open_requests == 0
+
+
+async def test_a_client_that_reads_too_slowly_holds_a_bounded_number_of_tokens_and_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("octavo.gateway.generation_response.MAX_UNREAD_TOKENS", 21 * 500)
+    async with running_gateway(fox(), step_s=0.005) as gateway:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", gateway.port))
+            body = {**LONG["/v1/completions"], "n": 128, "logprobs": 20, "stream": True}
+            content = json.dumps(body).encode()
+            await loop.sock_sendall(client, f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
+            await eventually(lambda: len(gateway.scheduler.submits) == 1, within_s=5)
+            others = [
+                asyncio.create_task(gateway.complete(prompt="x", max_tokens=90, ignore_eos=True)) for _ in range(3)
+            ]
+            most = 0
+            while not gateway.scheduler.aborts:
+                most = max([most, *(len(generation._events) for generation in generations(gateway))])
+                await asyncio.sleep(0.001)
+            assert 128 < most <= 500
+            for other in await asyncio.gather(*others):
+                assert other["usage"]["completion_tokens"] == 90
+            assert (gateway.scheduler.aborts, gateway.client.num_open_requests) == ([Abort(1)], 0)
+            received = b""
+            async with asyncio.timeout(10):
+                while b"0\r\n\r\n" not in received[-8:]:
+                    received += await loop.sock_recv(client, 2**16)
+            assert b"the client left more than 500 tokens unread" in received[-1000:]
+
+
+def generations(gateway: RunningGateway) -> set[Generation]:
+    groups = gateway.client._groups.values()
+    return {part.generation for group in groups for part in group.client._parts.values()}
 
 
 async def test_scripts_of_other_origins_may_call_where_they_are_allowed() -> None:

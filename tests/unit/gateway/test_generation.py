@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 
 import pytest
 
+from octavo.common.errors import OverloadedLinkError
 from octavo.common.messages.generation import ChoiceFinished, FinishReason, SamplingParams
 from octavo.gateway.generation import Events, Generation
 from octavo.gateway.generation_response import rest_of
@@ -34,7 +35,7 @@ class Stream:
         self.read: list[Events] = []
         self.written: list[Events] = []
         self.unfinished: Awaitable[None] | None = None
-        self.generation.write_with(self.write)
+        self.generation.write_with(self.write, 100)
         self.task = asyncio.create_task(self._read())
 
     def write(self, events: Events) -> Awaitable[None] | None:
@@ -97,10 +98,26 @@ async def test_what_the_writer_leaves_is_awaited_first_and_the_task_takes_what_c
     await stream.finish()
 
 
+async def test_no_more_waits_than_may_and_what_waited_is_let_go() -> None:
+    stream = Stream()
+    await turns()
+    is_writable = asyncio.Event()
+    stream.unfinished = rest_of(wait(is_writable))
+    await stream.tell(1)
+    await stream.tell(*range(100))
+    assert stream.part.open_choices == {0}
+    await stream.tell(100)
+    assert not stream.part.open_choices, "it is given up although the task cannot be told yet"
+    is_writable.set()
+    with pytest.raises(OverloadedLinkError, match="the client left more than 100 tokens unread"):
+        await asyncio.wait_for(stream.task, 5)
+    assert (stream.written, stream.read) == ([[(0, 1)]], [])
+
+
 async def test_fault_of_the_writer_ends_the_iteration() -> None:
     stream = Stream()
     await turns()
-    stream.generation.write_with(lambda events: events[5])  # type: ignore[arg-type,return-value]
+    stream.generation.write_with(lambda events: events[5], None)  # type: ignore[arg-type,return-value]
     await stream.tell(1)
     with pytest.raises(IndexError):
         await asyncio.wait_for(stream.task, 5)
@@ -109,7 +126,7 @@ async def test_fault_of_the_writer_ends_the_iteration() -> None:
 async def test_choice_given_up_by_the_writer_ends_the_iteration() -> None:
     stream = Stream()
     await turns()
-    stream.generation.write_with(lambda events: stream.generation.abort_choice(0, len(events)))
+    stream.generation.write_with(lambda events: stream.generation.abort_choice(0, len(events)), None)
     await stream.tell(1)
     await asyncio.wait_for(stream.task, 5)
     assert not stream.part.open_choices

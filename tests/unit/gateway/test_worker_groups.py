@@ -215,6 +215,27 @@ async def test_a_branch_goes_to_the_group_of_its_origin() -> None:
         assert [forget.request_id for forget in hosts.schedulers["b"].forgotten] == ["of another gateway"]
 
 
+async def test_a_branch_of_what_was_lost_with_its_scheduler_is_told_so() -> None:
+    def script(submit: Submit) -> Answer:
+        return (
+            Answer([[]], fails_after=0, failure=("UNKNOWN_RESPONSE", "no such")) if submit.branch else Answer([TOKENS])
+        )
+
+    hosts = Hosts("a", script=script)
+    async with running(hosts) as groups:
+        await tokens_of(groups.submit("origin", [prompt(keep_s=60.0)]))
+        branch = prompt(branch=BranchPoint("origin", 0, None))
+        with pytest.raises(UnknownResponseError, match=r"^no such$"):
+            await tokens_of(groups.submit("early", [branch]))
+        scheduler = hosts.schedulers["a"]
+        scheduler.status = replace(scheduler.status, epoch=7)
+        scheduler.drop_link()
+        await eventually(lambda: groups.why_not_ready != "")
+        await eventually(lambda: groups.why_not_ready == "", 2.0)
+        with pytest.raises(UnknownResponseError, match=r"^no such; the scheduler that served it has been lost since"):
+            await tokens_of(groups.submit("late", [branch]))
+
+
 async def test_a_branch_of_another_gateway_is_looked_for_in_every_group() -> None:
     hosts = Hosts("a", "b", "c", script=counting)
     unknown = Answer([TOKENS], fails_after=0, failure=(UnknownResponseError.reason, "no such response"))

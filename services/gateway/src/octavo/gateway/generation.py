@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import Protocol
 
-from octavo.common.errors import DeadlineExceededError, OctavoError
+from octavo.common.errors import DeadlineExceededError, OctavoError, OverloadedLinkError
 from octavo.common.messages.generation import ChoiceFinished, PromptLogprobs, RequestStarted, SampledToken
 from octavo.gateway.request_part import Part
 
@@ -50,6 +50,7 @@ class Generation:
         "_error",
         "_events",
         "_loop",
+        "_max_unread",
         "_n",
         "_parts",
         "_waiter",
@@ -76,6 +77,7 @@ class Generation:
         self._error: OctavoError | None = None
         self._waiter: asyncio.Future[Awaitable[None] | None] | None = None
         self._writer: Writer | None = None
+        self._max_unread: int | None = None
         self._deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire)
         self.traceparent = traceparent
         self.num_cached_tokens = 0
@@ -151,11 +153,19 @@ class Generation:
         self.last_news_s = now_s
         if self._writer is None:
             self._wake()
-        return self._waiter is not None and len(self._events) == 1
+        if self._waiter is not None:
+            return len(self._events) == 1
+        if self._max_unread is not None and len(self._events) > self._max_unread:
+            self._events.clear()
+            self.fail(OverloadedLinkError(f"the client left more than {self._max_unread} tokens unread"))
+        return False
 
-    def write_with(self, writer: Writer) -> None:
-        """Have the tokens that come from now on taken by `writer`, unless the iterating task is at work."""
-        self._writer = writer
+    def write_with(self, writer: Writer, max_unread: int | None) -> None:
+        """Have the tokens that come from now on taken by `writer`, unless the iterating task is at work.
+
+        If more than `max_unread` wait while it is, the generation fails with OverloadedLinkError.
+        """
+        self._writer, self._max_unread = writer, max_unread
 
     def hand_over(self) -> None:
         """Let the writer take what was told."""

@@ -28,6 +28,9 @@ from octavo.gateway.worker_groups import WorkerGroups
 
 log = structlog.get_logger()
 
+MAX_UNREAD_TOKENS = 262_144
+"""Tokens of one stream, about 100 bytes each, that may wait for its client; with log-probabilities, each that is listed
+counts as another token."""
 CLIENT_GONE_STATUS = 499
 """Logged for a client that left; nobody receives it."""
 
@@ -70,6 +73,12 @@ class GenerationJob:
     account: RequestAccount
     timeout_s: float | None = None
     """From then on."""
+
+    @property
+    def max_unread(self) -> int | None:
+        """Tokens that may wait for the client; None for a beam search, whose tokens come all at once."""
+        params = self.prompts[0].params
+        return None if params.beam_width else MAX_UNREAD_TOKENS // (1 + (params.num_logprobs or 0))
 
     def seconds_left(self) -> float | None:
         """Until the request's deadline; None if it has none."""
@@ -152,7 +161,7 @@ class GenerationResponse(Response):
                     await send_body(_piece(chunk))
                     if deltas and not run.has_shown:
                         run.observe_first_output()
-                        generation.write_with(write)
+                        generation.write_with(write, job.max_unread)
             run.check_all_ended()
             end = await answer_format.end(run.usage(generation))
         except Exception as error:

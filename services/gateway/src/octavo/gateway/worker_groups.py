@@ -7,6 +7,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -30,6 +31,17 @@ log = structlog.get_logger()
 _WATCH_INTERVAL_S = 1.0
 _MAX_OWNERS = 65_536
 """Requests whose group is remembered, for branches and explanations."""
+
+
+_LOST = "the scheduler that served it has been lost since, with all that it kept for branches: ask anew without one"
+
+
+class _Owner(NamedTuple):
+    """Who served a request."""
+
+    pool_id: str
+    epoch: int
+    """Of the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,8 @@ class WorkerGroups:
         self._tls = tls
         self._groups: dict[str, RoutedGroup] = {}
         self._router = Router(settings.routing)
-        self._owners: OrderedDict[str, str] = OrderedDict()
-        """request |-> pool"""
+        self._owners: OrderedDict[str, _Owner] = OrderedDict()
+        """By request."""
         self._refusal = ""
         self._is_changed = asyncio.Event()
 
@@ -154,12 +166,12 @@ class WorkerGroups:
         group.note(generation, prompts, cache_salt, is_only=len(self._groups) == 1)
         ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
         for part_id in {request_id, *ids}:
-            self._own(part_id, group.pool_id)
+            self._own(part_id, group)
         return generation
 
     def forget(self, request_id: str, cache_salt: bytes) -> None:
         """Give up what a request keeps for branches. Raises NotReadyError."""
-        owner = self._groups.get(self._owners.get(request_id, ""))
+        owner = self._owner(request_id)
         groups = [owner] if owner is not None else list(self._groups.values())
         told, failure = False, NotReadyError(self.why_not_ready)
         for group in groups:
@@ -176,9 +188,9 @@ class WorkerGroups:
 
         Raises NotReadyError if none answers.
         """
-        owner = self._owners.get(request_id, "")
+        owner = self._owner(request_id)
         failure: NotReadyError | None = NotReadyError(self.why_not_ready)
-        for group in sorted(self._groups.values(), key=lambda group: group.pool_id != owner):
+        for group in sorted(self._groups.values(), key=lambda group: group is not owner):
             try:
                 if explanation := await group.client.explain(request_id, salt_head):
                     return explanation
@@ -226,10 +238,14 @@ class WorkerGroups:
         branch = prompts[0].branch
         if branch is None:
             return None
-        return self._groups.get(self._owners.get(branch.request_id, ""))
+        return self._owner(branch.request_id)
 
-    def _own(self, request_id: str, pool_id: str) -> None:
-        self._owners[request_id] = pool_id
+    def _owner(self, request_id: str) -> RoutedGroup | None:
+        owner = self._owners.get(request_id)
+        return self._groups.get(owner.pool_id) if owner is not None else None
+
+    def _own(self, request_id: str, group: RoutedGroup) -> None:
+        self._owners[request_id] = _Owner(group.pool_id, group.client.epoch)
         self._owners.move_to_end(request_id)
         if len(self._owners) > _MAX_OWNERS:
             self._owners.popitem(last=False)
@@ -258,7 +274,20 @@ class WorkerGroups:
         if not (is_elsewhere or isinstance(error, (QueueFullError, NotReadyError))):
             return False
         generation.refused_by.add(group.pool_id)
-        return self._move(group, generation, "refused", can_branch=is_elsewhere)
+        if self._move(group, generation, "refused", can_branch=is_elsewhere):
+            return True
+        if is_elsewhere and self._was_lost(generation):
+            generation.fail(UnknownResponseError(f"{error.message}; {_LOST}"))
+        return False
+
+    def _was_lost(self, branch: Generation) -> bool:
+        """The scheduler that served the origin is not the one that its group has now."""
+        point = branch.parts[0].prompt.branch
+        owner = self._owners.get(point.request_id) if point is not None else None
+        if owner is None:
+            return False
+        group = self._groups.get(owner.pool_id)
+        return group is None or group.client.epoch != owner.epoch
 
     def _move(
         self,
@@ -290,7 +319,7 @@ class WorkerGroups:
         chosen.client.adopt(generation)
         chosen.note(generation, prompts, cache_salt, is_only=False)
         for part_id in ids:
-            self._own(part_id, chosen.pool_id)
+            self._own(part_id, chosen)
         return True
 
     # The life of the groups.
