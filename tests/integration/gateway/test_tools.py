@@ -62,9 +62,11 @@ async def test_official_client_gets_calls_and_reasoning() -> None:
     assert '"description": "Adds."' in prompt_of(gateway)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 4])
 async def test_stream_says_the_same_as_the_whole_answer(n: int) -> None:
-    texts = [CALLS, "Plain </tool_call>", '<think>Hm.</think><tool_call>{"name": "add", "arguments": {"a": 1'][:n]
+    cut_off = '<think>Hm.</think><tool_call>{"name": "add", "arguments": {"a": 1'
+    call_first = '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
+    texts = [CALLS, "Plain </tool_call>", cut_off, call_first][:n]
     async with gateway_saying(*texts) as gateway:
         body = {"messages": MESSAGES, "tools": TOOLS, "n": n, "stop": ["zzzz"]}
         chunks = await gateway.chunks(CHAT, **body)
@@ -84,7 +86,8 @@ async def test_stream_says_the_same_as_the_whole_answer(n: int) -> None:
         assert calls == [
             (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])
         ]
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["tool_calls", "stop", "tool_calls"][:n]
+    reasons = [choice["finish_reason"] for choice in answer["choices"]]
+    assert reasons == ["tool_calls", "stop", "tool_calls", "tool_calls"][:n]
 
 
 async def test_arguments_arrive_while_they_are_written() -> None:
