@@ -110,7 +110,7 @@ async def running_gateway(
             base_url=f"{base_url}/v1", api_key="none", max_retries=0, http_client=http_of_official
         ) as official,
     ):
-        await eventually(lambda: not client.why_not_ready)
+        await eventually(lambda: not client.why_not_ready, within_s=20.0)
         try:
             yield RunningGateway(http, official, schedulers, client, stop, serving, port)
         finally:
