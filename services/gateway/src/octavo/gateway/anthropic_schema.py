@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from octavo.gateway.openai_schema import MAX_MESSAGES, MAX_PARTS, PositiveInt, RequestBody, ToolName
+from octavo.gateway.openai_schema import MAX_MESSAGES, MAX_PARTS, PositiveInt, ToolName
+from octavo.gateway.request_body import RequestBody
 
 _CacheControl = dict[str, Any] | None
 

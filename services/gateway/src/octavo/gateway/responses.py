@@ -17,9 +17,10 @@ from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import FieldError, renamed_fields
-from octavo.gateway.openai_schema import ChatRequest, json_object, validated
+from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_account import RequestAccount, account_of
+from octavo.gateway.request_body import json_object, validated
 from octavo.gateway.request_context import read_body
 from octavo.gateway.response_format import ResponseFormat
 from octavo.gateway.response_ids import RESPONSE_PREFIX

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.gateway.http_errors import FieldError
-from octavo.gateway.openai_schema import MAX_MESSAGES, MAX_PARTS, PositiveInt, RequestBody, ToolName
+from octavo.gateway.openai_schema import MAX_MESSAGES, MAX_PARTS, PositiveInt, ToolName
+from octavo.gateway.request_body import RequestBody
 
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 _Status = Literal["in_progress", "completed", "incomplete"] | None

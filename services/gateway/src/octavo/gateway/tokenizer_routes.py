@@ -14,8 +14,9 @@ from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
-from octavo.gateway.openai_schema import ChatRequest, json_object, validated
+from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.openapi import answers, body_of
+from octavo.gateway.request_body import json_object, validated
 from octavo.gateway.request_checks import served_model
 from octavo.gateway.request_context import read_body
 from octavo.gateway.token_ids import check_token_ids

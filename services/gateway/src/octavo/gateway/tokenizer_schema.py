@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.gateway.openai_schema import Messages, RequestBody, TemplateVariables, Tool
+from octavo.gateway.openai_schema import Messages, TemplateVariables, Tool
+from octavo.gateway.request_body import RequestBody
 
 
 class TokenizeRequest(RequestBody):
