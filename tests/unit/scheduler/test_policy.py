@@ -115,3 +115,11 @@ def test_nobody_makes_way_for_one_that_is_behind_it_in_line_by_age() -> None:
     first_behind = make_sequence(turn=2 * TURNS_PER_PRIORITY + 2)
     assert choose_less_urgent([old], last_before, min_progress=2) is old
     assert choose_less_urgent([old], first_behind, min_progress=2) is None
+
+
+def test_nobody_makes_way_for_blocks_if_all_together_hold_too_few() -> None:
+    urgent, less, least = (make_sequence(turn=number) for number in (9, 2, 3))
+    less.priority, least.priority = 1, 2
+    less.block_table, least.block_table = [1, 2, 3], [4, 5]
+    assert choose_less_urgent([less, least], urgent, min_progress=2, num_blocks=5) is least
+    assert choose_less_urgent([less, least], urgent, min_progress=2, num_blocks=6) is None

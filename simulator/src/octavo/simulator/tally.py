@@ -46,7 +46,9 @@ EVENTS = (
     "prompt hashed ahead",
     "wait for a block in flight",
     "preempted",
-    "paused for an urgent one",
+    "paused for the slot",
+    "paused for the blocks",
+    "urgent before a swapped one",
     "swapped out",
     "swapped in",
     "host tier copy",
@@ -84,6 +86,9 @@ class Tally(Counter[str]):
         self["prompt hashed ahead"] += len(request.arrivals)
         self["credit spent before it was told"] += len(request.spent)
         self["credit given back"] += len(request.returned_credits)
+        self["urgent before a swapped one"] += bool(
+            request.admissions and not request.swap_ins and pool.tier.num_swapped
+        )
         if not request.admissions or not pool.blocks.counts().quarantined:
             return set()
         blocks = pool.blocks
@@ -128,7 +133,8 @@ class Tally(Counter[str]):
     def scheduler(self, stats: SchedulerStats) -> None:
         """The totals of a scheduler that ends."""
         self["preempted"] += stats.num_preemptions
-        self["paused for an urgent one"] += stats.num_paused
+        self["paused for the slot"] += stats.num_paused["no_slot"]
+        self["paused for the blocks"] += stats.num_paused["no_blocks"]
         self["pool lost"] += stats.num_pool_losses
         self["late row dropped"] += stats.num_wasted_rows
         self["aborted"] += stats.num_aborted_choices

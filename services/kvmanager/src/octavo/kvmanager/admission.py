@@ -141,7 +141,8 @@ class AdmissionControl:
         num_available = self._blocks.num_available - num_hits_cached
         num_left = num_available + len(self._blocks.granted) - num_new_blocks
         is_slab = admission.num_table_tokens > 0
-        if num_left < (self._num_watermark_blocks if len(self._tables) and not is_slab else 0):
+        has_others = len(self._tables) > self._tier.num_swapped
+        if num_left < (self._num_watermark_blocks if has_others and not is_slab else 0):
             return _later(admission, WaitReason.NO_BLOCKS)
         if num_available < num_new_blocks:
             self._num_missing_blocks = num_new_blocks - num_available

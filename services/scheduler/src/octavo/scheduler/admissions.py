@@ -10,6 +10,7 @@ from octavo.scheduler.core_settings import CoreSettings
 from octavo.scheduler.forks import Forks
 from octavo.scheduler.places import Places
 from octavo.scheduler.policy import has_prefill_backlog
+from octavo.scheduler.queues import place_in_line
 from octavo.scheduler.request_log import RequestLog
 from octavo.scheduler.request_records import WaitCause
 from octavo.scheduler.requests import Requests
@@ -43,8 +44,9 @@ class Admissions:
         self._log = log
         self._stats = stats
         self._admitting: dict[int, Sequence] = {}
-        self._allocatable_at_later: int | None = None
-        """Blocks that could be had when the last answer was LATER for want of blocks; None: the gate is open."""
+        self._refused: tuple[tuple[float, int], int] | None = None
+        """When the last answer was LATER for want of blocks: whose place in line it was, and how many blocks could be
+        had; None: the gate is open."""
 
     @property
     def asking(self) -> Collection[Sequence]:
@@ -59,36 +61,62 @@ class Admissions:
     @property
     def what_holds_up(self) -> WaitCause:
         """Why the first in line has not asked."""
-        if self._allocatable_at_later is not None:
+        if self._refused is not None:
             return WaitCause.NO_BLOCKS
         return WaitCause.PREFILL_BACKLOG if self._pool.slots.num_free else WaitCause.NO_SLOT
 
     @property
     def first_without_slot(self) -> Sequence | None:
         """The first in line, if it would ask for its blocks but for want of a slot, and none is about to come free."""
-        swapping, waiting = self._pool.swapping, self._places.waiting
-        if self._pool.slots.num_free or self._admitting or swapping.num_swapped or not len(waiting):
+        if self._pool.slots.num_free or self._admitting or not len(self._places.waiting):
             return None
-        first = waiting.peek()
+        first = self._first_before_swapped()
         if first is None or not self._open_gate() or self._has_backlog(self._backlog(), first):
             return None
         return first
+
+    @property
+    def first_without_blocks(self) -> Sequence | None:
+        """The first in line, if there were too few blocks for it, and none is about to come free."""
+        account = self._pool.account
+        if self._refused is None or self._admitting or account.awaits_blocks or self._open_gate():
+            return None
+        _, num_allocatable = self._refused
+        return self._first_before_swapped() if account.counts.allocatable <= num_allocatable else None
+
+    def num_missing_blocks(self, first: Sequence) -> int:
+        """Blocks that `first` would have to be given, at most, beyond those that nobody holds."""
+        account, counts = self._pool.account, self._pool.account.counts
+        num_positions = first.request.max_len if self._reserves_slabs else len(first.token_ids)
+        return -(-num_positions // account.block_size) - counts.allocatable - counts.granted
+
+    @property
+    def overtakes_swapped(self) -> bool:
+        """Whether the first in line, or one that has asked, goes before all swapped sequences."""
+        is_behind = self._pool.swapping.is_behind
+        return self._first_before_swapped() is not None or any(map(is_behind, self._admitting.values()))
+
+    def _first_before_swapped(self) -> Sequence | None:
+        """The first in line; None if swapped sequences go before it."""
+        first = self._places.waiting.peek()
+        return first if first is not None and self._pool.swapping.is_behind(first) else None
 
     # Asking.
 
     def ask_for_waiting(self) -> None:
         """Ask for blocks for the next in line, as far as slots and the backlog of prompts allow.
 
-        Swapped sequences go first: they have work to lose, and their host blocks are to come free.
+        Swapped sequences go before all that are not more urgent: they have work to lose, and their host blocks are to
+        come free.
         """
         swapping, waiting, slots = self._pool.swapping, self._places.waiting, self._pool.slots
-        if swapping.num_swapped:
+        if swapping.num_swapped and not self.overtakes_swapped:
             swapping.ask_next(holds_nothing=self.holds_nothing)
-        if swapping.num_swapped or not len(waiting) or not self._open_gate():
+        if not len(waiting) or not self._open_gate():
             return
         backlog = self._backlog()
         while slots.num_free:
-            sequence = waiting.peek()
+            sequence = self._first_before_swapped()
             if sequence is None or self._has_backlog(backlog, sequence):
                 return
             waiting.pop()
@@ -97,12 +125,17 @@ class Admissions:
                 backlog.append((sequence.priority, len(sequence.token_ids)))
 
     def _open_gate(self) -> bool:
-        """After an answer LATER: whether it is worth asking again."""
-        if self._allocatable_at_later is None:
+        """After an answer LATER: whether it is worth asking again, or for another that has come before that one."""
+        if self._refused is None:
             return True
-        account = self._pool.account
-        if account.may_fit_now(self._allocatable_at_later) or (self.holds_nothing and account.is_settled):
-            self._allocatable_at_later = None
+        place, num_allocatable = self._refused
+        account, first = self._pool.account, self._places.waiting.peek()
+        if (
+            account.may_fit_now(num_allocatable)
+            or (self.holds_nothing and account.is_settled)
+            or (first is not None and place_in_line(first) < place)
+        ):
+            self._refused = None
             return True
         return False
 
@@ -137,7 +170,7 @@ class Admissions:
         """A new KV manager knows of no admission that was asked for: all are back in line, and the gate is open."""
         for sequence in list(self._admitting.values()):
             self._on_admitted(Admitted(sequence.sequence_id, Verdict.LATER))
-        self._allocatable_at_later = None
+        self._refused = None
 
     # Answers.
 
@@ -156,7 +189,7 @@ class Admissions:
         sequence = self._admitting.pop(admitted.sequence_id)
         match admitted.verdict:
             case Verdict.OK:
-                self._allocatable_at_later = None
+                self._refused = None
                 self._on_ok(sequence, admitted)
             case Verdict.LATER:
                 self._on_later(sequence, admitted)
@@ -191,7 +224,7 @@ class Admissions:
         reason = admitted.wait_reason
         sequence.is_tentative = reason in (WaitReason.HASHING, WaitReason.IN_FLIGHT)
         if reason in (WaitReason.NO_BLOCKS, WaitReason.NONE):
-            self._allocatable_at_later = self._pool.account.counts.allocatable
+            self._refused = place_in_line(sequence), self._pool.account.counts.allocatable
         self._log.waits(sequence, WaitCause.of(reason))
         leader = self._pool.running.get(admitted.awaited_sequence_id)
         # The leader may have moved on since: then it is worth asking again at once.

@@ -56,6 +56,8 @@ class BlockAccount:
         self._next_message_no = 1
         self._num_replies = 0
         self._told_step = 0
+        self._last_giving_no = 0
+        """The last message that gave blocks up."""
         self._spent: list[tuple[int, int]] = []
         self._publications: list[Publication] = []
         self._forks: list[Fork] = []
@@ -93,21 +95,30 @@ class BlockAccount:
         )
 
     @property
+    def awaits_blocks(self) -> bool:
+        """Blocks are on their way back: they were given up, and cannot be had yet, or nobody has said so."""
+        return (
+            self._num_replies < self._last_giving_no
+            or self._gives_blocks
+            or self.counts.quarantined + self.counts.transferring > 0
+        )
+
+    @property
+    def _gives_blocks(self) -> bool:
+        """The next message does."""
+        return bool(self._releases or self._returned or self._swap_outs or self._finished_transfers)
+
+    @property
     def is_at_rest(self) -> bool:
         """Every block is in a table or can be handed out, and nothing that was told or is to be told changes that."""
-        counts = self.counts
-        return (
-            self.is_settled
-            and not (self._releases or self._returned or self._swap_outs or self._finished_transfers)
-            and counts.granted + counts.quarantined + counts.transferring == 0
-        )
+        return self.is_settled and not self.awaits_blocks and not self.counts.granted
 
     def may_fit_now(self, allocatable_at_later: int) -> bool:
         """Whether an admission that got LATER, when the pool had so many blocks to give, is worth another try.
 
         Credits that are given back go with the admission that they are for, else they would be granted anew.
         """
-        return self.is_settled and (bool(self._returned) or self.counts.allocatable > allocatable_at_later)
+        return bool(self._returned) or self.counts.allocatable > allocatable_at_later
 
     def has_block_for(self, sequence: Sequence, position: int) -> bool:
         """Make sure that the sequence's table covers `position`, with a credit if needed. False: no credit left."""
@@ -227,6 +238,8 @@ class BlockAccount:
         )
         if not has_news:
             return None
+        if self._gives_blocks:
+            self._last_giving_no = self._next_message_no
         request = KvRequest(
             message_no=self._next_message_no,
             acknowledged_step=acknowledged_step,

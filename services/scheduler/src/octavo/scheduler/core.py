@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from octavo.common.errors import MessageGapError, OctavoError
 from octavo.common.messages.generation import Abort, Forget, ModelInfo, SchedulerLoad, Submit, TokenBatch
-from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, Verdict
+from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, Verdict, WaitReason
 from octavo.common.messages.step import StepPlan, StepResult
 from octavo.scheduler.admissions import Admissions
 from octavo.scheduler.block_account import BlockAccount
@@ -272,8 +272,10 @@ class SchedulerCore:
             life.forks.on_forked(forked)
         life.admissions.on_admitted(reply.admitted)
         life.relief.preempt_if_dry()
-        if any(answer.verdict is Verdict.LATER for answer in reply.swapped_in):
-            life.relief.make_room_for_swapped()
+        if any(answer.verdict is Verdict.LATER for answer in reply.swapped_in) or any(
+            answer.wait_reason is WaitReason.NO_BLOCKS for answer in reply.admitted
+        ):
+            life.relief.make_room_for_next()
 
     # The worker.
 
@@ -295,7 +297,7 @@ class SchedulerCore:
                 life.pipeline.launch(outbox.plans, now, has_kvmanager=self.has_kvmanager)
             if self.has_kvmanager:
                 life.relief.give_up_overdue(now)
-                life.relief.pause_less_urgent()
+                life.relief.make_way_for_urgent()
                 life.admissions.ask_for_waiting()
                 outbox.kv_request = self._take_kv_request(life, is_idle=self.has_worker and not outbox.plans)
         outbox.batches = self._requests.take_batches(are_tokens_due=self.oldest_step is not None and self.has_worker)

@@ -44,19 +44,25 @@ def choose_victim(running: Iterable[Sequence], min_progress: int = 1) -> Sequenc
     return _least_to_lose([one for one in candidates if _is_unspared(one, min_progress)] or candidates)
 
 
-def choose_less_urgent(running: Iterable[Sequence], first: Sequence, min_progress: int) -> Sequence | None:
-    """Who makes way for the first in line, which lacks a slot: chosen as a victim is, of those that are less urgent.
+def goes_before(first: Sequence, other: Sequence) -> bool:
+    """Whether `first` is more urgent, and `other` has not become so old that it would be before it in line all the
+    same. So a sequence is overtaken only by so many later ones a level of priority."""
+    return first.priority < other.priority and place_in_line(first) < place_in_line(other)
 
-    None of equal priority is; nor one that has become so old that it would be before `first` in line; nor one that was
-    preempted before and has not sampled `min_progress` tokens since. So a sequence is paused at most once for each
-    later one that may overtake it, and moves on between two pauses.
+
+def choose_less_urgent(
+    running: Iterable[Sequence], first: Sequence, min_progress: int, num_blocks: int = 0
+) -> Sequence | None:
+    """Who makes way for the first in line, which lacks a slot or `num_blocks` blocks: chosen as a victim is, of those
+    that it goes before. Nobody does if all of these together hold fewer blocks.
+
+    One that was preempted before and has not sampled `min_progress` tokens since is spared. So a sequence is paused at
+    most once for each later one that may overtake it, and moves on between two pauses.
     """
-    urgency = first.priority
-    less_urgent = [one for one in running if one.priority > urgency]
-    if not less_urgent:
+    behind = [one for one in running if goes_before(first, one) and _is_unspared(one, min_progress)]
+    if sum(len(one.block_table) for one in behind) < num_blocks:
         return None
-    place = place_in_line(first)
-    return _least_to_lose(one for one in less_urgent if place_in_line(one) > place and _is_unspared(one, min_progress))
+    return _least_to_lose(behind)
 
 
 def _is_unspared(sequence: Sequence, min_progress: int) -> bool:

@@ -44,9 +44,9 @@ class Preemption:
     def victim(self, running: Iterable[Sequence]) -> Sequence | None:
         return choose_victim(running, self._settings.min_progress)
 
-    def less_urgent(self, running: Iterable[Sequence], first: Sequence) -> Sequence | None:
-        """The one that makes way for the first in line, if only a slot is missing."""
-        return choose_less_urgent(running, first, self._settings.min_progress)
+    def less_urgent(self, running: Iterable[Sequence], first: Sequence, num_blocks: int) -> Sequence | None:
+        """The one that makes way for the first in line, which lacks a slot or so many blocks."""
+        return choose_less_urgent(running, first, self._settings.min_progress, num_blocks)
 
     def num_kept_blocks(self, victim: Sequence, num_needed: int, counts: PoolCounts) -> int | None:
         """Blocks that stay on the device when the victim is swapped, if `num_needed` are wanted; None to recompute it.

@@ -22,7 +22,7 @@ from octavo.scheduler.worker_pool import WorkerPool
 class Relief:
     """Takes blocks: of kept choices first, then of one sequence that runs, and of swapped ones that are in the way.
 
-    Takes a slot of one that runs for a more urgent one that waits.
+    Takes slot and blocks of one that runs for a more urgent one that waits.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class Relief:
         """As the log was told."""
         self._leaves_for: Literal["no_blocks", "no_slot"] = "no_blocks"
         """Why the LEAVING sequence does; there is at most one."""
+        self._may_swap = True
+        """Whether what it has computed may go to host memory."""
         self._preemption = preemption
         self._pool = pool
         self._places = places
@@ -82,7 +84,7 @@ class Relief:
         partial = swapping.partial
         if partial is not None:
             num_kept = max(0, len(partial.block_table) - len(running))
-            swapping.swap_out(partial, num_kept, self._pool.steps.last_launched, partial.left_at)
+            self._swap_rest(partial, num_kept)
             return
         victim = self._preemption.victim(running.values())
         if victim is None:
@@ -91,14 +93,14 @@ class Relief:
             self._relieve_last(victim)
             return
         self.has_starved = False
-        self._preempt(victim, "no_blocks")
+        self._preempt(victim, "no_blocks", may_swap=True)
 
     @property
     def _is_one_leaving(self) -> bool:
         return any(one.state is SequenceState.LEAVING for one in self._pool.running.values())
 
-    def _preempt(self, victim: Sequence, why: Literal["no_blocks", "no_slot"]) -> None:
-        self._leaves_for = why
+    def _preempt(self, victim: Sequence, why: Literal["no_blocks", "no_slot"], *, may_swap: bool) -> None:
+        self._leaves_for, self._may_swap = why, may_swap
         self._stats.num_preemptions += 1
         victim.num_preemptions += 1
         self._pool.decodes.leave(victim)
@@ -107,15 +109,25 @@ class Relief:
         else:
             self.give_way(victim)
 
-    def pause_less_urgent(self) -> None:
-        """If the first in line lacks nothing but a slot, one that runs and is less urgent gives up its own."""
-        first = self._admissions.first_without_slot
-        if first is None:
-            return
-        less_urgent = self._preemption.less_urgent(self._pool.running.values(), first)
+    def make_way_for_urgent(self) -> None:
+        """If the first in line lacks a slot, or blocks that less urgent ones hold, one of these gives up its own."""
+        if (first := self._admissions.first_without_slot) is not None:
+            self._pause_less_urgent(first, "no_slot")
+        elif (first := self._admissions.first_without_blocks) is not None:
+            if (partial := self._pool.swapping.partial) is not None:
+                self._swap_rest(partial, num_kept=0)
+            else:
+                self._pause_less_urgent(first, "no_blocks", self._admissions.num_missing_blocks(first))
+
+    def _pause_less_urgent(self, first: Sequence, why: Literal["no_blocks", "no_slot"], num_blocks: int = 0) -> None:
+        less_urgent = self._preemption.less_urgent(self._pool.running.values(), first, num_blocks)
         if less_urgent is not None and not self._is_one_leaving:
-            self._stats.num_paused += 1
-            self._preempt(less_urgent, "no_slot")
+            self._stats.num_paused[why] += 1
+            self._preempt(less_urgent, why, may_swap=False)
+
+    def _swap_rest(self, partial: Sequence, num_kept: int) -> None:
+        """Of a sequence that is swapped in part."""
+        self._pool.swapping.swap_out(partial, num_kept, self._pool.steps.last_launched, partial.left_at)
 
     def _relieve_last(self, sequence: Sequence) -> None:
         """It is the only one that runs, so no other can give way but swapped ones."""
@@ -127,11 +139,11 @@ class Relief:
     def give_way(self, victim: Sequence) -> None:
         """A preempted sequence has no step in flight any more.
 
-        One that only makes way for another is not swapped: blocks are not short, so its own stay in the prefix cache,
-        and it waits in its old place in line.
+        One that makes way for a more urgent one is not swapped: its blocks stay in the prefix cache, or sink from there
+        to host memory, as far as the other does not need them, and it waits in its old place in line.
         """
         num_kept = None
-        if self._leaves_for == "no_blocks":
+        if self._may_swap:
             num_kept = self._preemption.num_kept_blocks(victim, len(self._pool.running), self._pool.account.counts)
         if num_kept is None:
             self._log.preempted(victim, self._leaves_for, "recompute", WaitCause.BEHIND_OTHERS)
@@ -167,8 +179,8 @@ class Relief:
             self._stats.num_preemptions_by_kind["recompute"] += 1
             self._places.requeue_swapped(refused)
 
-    def make_room_for_swapped(self) -> None:
-        """If nothing else holds blocks and the first swapped sequence still has to wait, another one is in its way."""
+    def make_room_for_next(self) -> None:
+        """If nothing else holds blocks, and who goes next had to wait for some, a swapped sequence is in its way."""
         swapping = self._pool.swapping
         if (
             swapping.swapped
@@ -178,8 +190,8 @@ class Relief:
             and self._pool.account.is_at_rest
         ):
             partial, swapped = swapping.partial, swapping.swapped
-            if partial is not None and partial is not swapped[0]:
-                swapping.swap_out(partial, 0, self._pool.steps.last_launched, partial.left_at)
+            if partial is not None and (partial is not swapped[0] or self._admissions.overtakes_swapped):
+                self._swap_rest(partial, num_kept=0)
                 return
             self._give_up_swapped(swapped[-1])
 

@@ -23,8 +23,8 @@ class SchedulerStats:
     num_wasted_rows: int = 0
     """Rows computed for sequences that had ended in the step before."""
     num_preemptions: int = 0
-    num_paused: int = 0
-    """Preempted for their slots, which more urgent ones took."""
+    num_paused: dict[str, int] = field(default_factory=lambda: {"no_slot": 0, "no_blocks": 0})
+    """Preempted for more urgent ones, by what these lacked."""
     num_preemptions_by_kind: dict[str, int] = field(
         default_factory=lambda: {"recompute": 0, "swap": 0, "partial_swap": 0, "overdue": 0}
     )

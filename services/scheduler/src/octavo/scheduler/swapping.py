@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from octavo.common.messages.kv import SwappedIn, SwappedOut, Transfer, Verdict
 from octavo.scheduler.block_account import BlockAccount
+from octavo.scheduler.policy import goes_before
 from octavo.scheduler.queues import Slots, place_in_line
 from octavo.scheduler.sequence import Sequence, SequenceState
 
@@ -45,6 +46,10 @@ class Swapping:
     def num_swapped(self) -> int:
         """Sequences that hold host blocks and wait, or will."""
         return len(self._leaving) + len(self._swapped)
+
+    def is_behind(self, first: Sequence) -> bool:
+        """Whether the first in line goes before all that hold host blocks and wait, or will."""
+        return all(goes_before(first, one) for one in (*self._leaving.values(), *self._swapped.values()))
 
     @property
     def num_in_transit(self) -> int:
