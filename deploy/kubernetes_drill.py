@@ -267,6 +267,8 @@ class Drill:
                 self.delete_a_pod()
                 self.crash_a_worker()
                 self.roll_out()
+                if int(get(GROUP, ".spec.replicas")) > 1:
+                    self.roll_out_groups()
                 self.broken_roll_out()
                 if autoscales:
                     self.autoscale()
