@@ -90,7 +90,7 @@ class ServiceConfig(BaseSettings):
     `octavo certs` makes such files."""
 
     link_cert: FilePath | None = None
-    """PEM file with this service's certificate for its host names. May be renewed in place."""
+    """PEM file with this service's certificate for its role, ROLE.octavo.internal. May be renewed in place."""
 
     link_key: FilePath | None = None
     """PEM file with the certificate's private key."""
