@@ -79,12 +79,18 @@ class LiveHub:
             raise FieldError("pool", f"there is no group {pool_id!r}", "not_found", status=404)
         if len(self._watchers) >= MAX_WATCHERS:
             raise QueueFullError(f"{MAX_WATCHERS} watch the live view already")
-        return self._frames_of(_Watcher(pool_id or next(iter(self._names()), "")))
+        return self._frames_of(_Watcher(pool_id or self._first()))
 
     def _names(self) -> list[str]:
         return [state.pool_id for state in self._groups.states]
 
+    def _first(self) -> str:
+        """Empty while no group is known."""
+        return next(iter(self._names()), "")
+
     async def _frames_of(self, watcher: _Watcher) -> AsyncIterator[bytes]:
+        if len(self._watchers) >= MAX_WATCHERS:
+            return  # of many who came at once it is the one too many
         self._watchers.add(watcher)
         if watcher.pool_id not in self._followed:
             self._followed[watcher.pool_id] = self._follow(watcher.pool_id)
@@ -103,7 +109,7 @@ class LiveHub:
     def _follow(self, pool_id: str) -> tuple[LiveGroup, asyncio.Task[None]]:
         def find_target(role: Role) -> str:
             """Somebody who came before any group was known sees the first."""
-            return self._groups.admin_target(role, pool_id or next(iter(self._names()), ""))
+            return self._groups.admin_target(role, pool_id or self._first())
 
         known_as = pool_id if len(self._names()) > 1 else ""
         group = LiveGroup(known_as, find_target, partial(self._tell, pool_id), self._interval_ms, self._tls)
