@@ -128,7 +128,7 @@ def main() -> None:
         command = [sys.executable, "-m", "octavo.cli.main", "model", "path"]
         model = Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
     os.environ["OCTAVO_GATEWAY_STALLED_CLIENT_TIMEOUT_S"] = "3600"  # who reads nothing stays for all of it
-    with System(model, OPTIONS) as system:
+    with System(model, OPTIONS, check_ledger=False) as system:
         asyncio.run(run(system, arguments.max_tokens, arguments.seconds))
 
 

@@ -44,8 +44,9 @@ class Footprint:
 class System:
     """A context manager: `octavo serve` runs inside it, and its log is kept until the end."""
 
-    def __init__(self, model: Path, options: list[str]) -> None:
-        self._model, self._options = model, options
+    def __init__(self, model: Path, options: list[str], *, check_ledger: bool = True) -> None:
+        """`check_ledger`: the KV manager checks its books after each message, which takes long for a large pool."""
+        self._model, self._options, self._check_ledger = model, options, check_ledger
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
@@ -56,7 +57,7 @@ class System:
         self._log = folder / "log"
         command = [sys.executable, "-m", "octavo.cli.main", "serve", "--port", str(self._port)]
         command += ["--model", str(self._model), "--served-model-name", MODEL_NAME, "--log-level", "info"]
-        environment = {**os.environ, "TMPDIR": str(folder), "OCTAVO_KVMANAGER_CHECK_LEDGER": "true"}
+        environment = {**os.environ, "TMPDIR": str(folder), "OCTAVO_KVMANAGER_CHECK_LEDGER": str(self._check_ledger)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *self._options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment

@@ -20,6 +20,7 @@ from support.streams import Stream, assert_tokens_follow
 from support.tiny_models import TinyModel, prompt_of
 
 NUM_TOKENS = 200
+EVERY_SERVICE = tuple(f"{service}-{group}" for group in (1, 2) for service in ("worker", "kvmanager", "scheduler"))
 
 
 @pytest.fixture(scope="module")
@@ -90,4 +91,43 @@ async def test_what_a_dead_group_had_goes_on_with_the_same_tokens(
     wait_until(lambda: set(groups_of(cluster).values()) == {"ready"}, 60.0, "the group is to come back")
     for group in (1, 2):
         wait_until(lambda group=group: cluster.pool(group).num_sequences == 0, 5.0, "a sequence is left")  # type: ignore[misc]
+        assert cluster.pool(group).violations == []
+
+
+def replace_service(cluster: ProcessCluster, service: str) -> None:
+    old = cluster.pids()[service]
+    os.kill(old, signal.SIGTERM)
+    wait_until(lambda: cluster.pids().get(service, old) != old, 20.0, f"{service} is not started again")
+    wait_until(lambda: set(groups_of(cluster).values()) == {"ready"}, 60.0, f"not ready after {service}")
+
+
+@pytest.mark.parametrize(
+    "rolled",
+    [EVERY_SERVICE[:3], pytest.param(2 * EVERY_SERVICE, marks=pytest.mark.full)],
+    ids=["one group", "all, twice"],
+)
+async def test_services_are_replaced_one_after_another_under_load_and_no_request_fails(
+    rolled: tuple[str, ...], cluster: ProcessCluster, client: openai.AsyncOpenAI, long_references: list[Reference]
+) -> None:
+    """ops-a3e: all prompts begin alike, so each draws the next to a group that may just have come back empty."""
+    ends = asyncio.Event()
+
+    async def keep_asking(reference: Reference) -> list[Stream]:
+        answered = []
+        while not ends.is_set():
+            stream = Stream()
+            await stream.run(client, reference.prompt_ids, 40)
+            answered.append(stream)
+        return answered
+
+    asking = [asyncio.create_task(keep_asking(reference)) for reference in long_references]
+    for service in rolled:
+        await asyncio.to_thread(replace_service, cluster, service)
+    ends.set()
+    for reference, answered in zip(long_references, await asyncio.gather(*asking), strict=True):
+        assert len(answered) > len(rolled)
+        for stream in answered:
+            assert (stream.error, stream.finish_reasons) == (None, ["length"])
+            assert stream.token_ids == reference.output_ids[:40]
+    for group in (1, 2):
         assert cluster.pool(group).violations == []
