@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from chaos.deaths import HEADER, at_random, one_at_a_time
 from chaos.load import Question, Tally, ask, client, mixed_load, questions
-from chaos.system import DrillError, Footprint, System
+from chaos.system import SERVICES, DrillError, Footprint, System
 
 OPTIONS = ["--max-num-seqs", "16", "--block-size", "8"]
 _SOAK_SAMPLES = 12
@@ -93,7 +93,8 @@ async def drill(arguments: argparse.Namespace, system: System, vocab_size: int) 
                 Question(tuple(rng.randrange(3, vocab_size) for _ in range(rng.choice([9, 33, 100]))), tokens)
                 for _ in range(count)
             ]
-            found = await one_at_a_time(system, http, await undisturbed(http, asked), arguments.rounds)
+            known = await undisturbed(http, asked)
+            found = await one_at_a_time(system, http, known, arguments.rounds, arguments.services)
             print(f"\n{HEADER}")
             for deaths in found:
                 print(deaths.row())
@@ -115,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drill", choices=["deaths", "chaos", "soak"])
     parser.add_argument("--model", type=Path, help="folder of a model; default: the one that `octavo serve` takes")
+    parser.add_argument("--services", nargs="+", choices=SERVICES, default=SERVICES, help="whose deaths")
     parser.add_argument("--rounds", type=int, default=5, help="of each kind of death")
     parser.add_argument("--seconds", type=float, default=180.0, help="of load")
     parser.add_argument("--gap", type=float, nargs=2, default=(2.0, 5.0), help="seconds between two kills")

@@ -64,10 +64,10 @@ HEADER = """| what | pause p50 s | p99 s | tokens computed again | failed |
 
 
 async def one_at_a_time(
-    system: System, http: httpx.AsyncClient, known: dict[Question, list[list[int]]], rounds: int
+    system: System, http: httpx.AsyncClient, known: dict[Question, list[list[int]]], rounds: int, services: list[str]
 ) -> list[Deaths]:
-    """Each kind of death, `rounds` times, while a stream of each question runs."""
-    found = [Deaths(service, signal_no) for service, signal_no in KINDS]
+    """Each kind of death of these services, `rounds` times, while a stream of each question runs."""
+    found = [Deaths(service, signal_no) for service, signal_no in KINDS if service in services]
     for round_no in range(rounds):
         for deaths in found:
             await _one_death(system, http, known, deaths)
