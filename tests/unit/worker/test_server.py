@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -295,6 +297,23 @@ async def test_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
         with pytest.raises(UnknownArchitectureError, match="BertModel is not one of LlamaForCausalLM"):
             await server.loaded
         assert server.health().startswith("loading failed: architecture BertModel")
+
+
+async def test_a_closed_server_keeps_what_was_loaded(tiny: MakeTiny) -> None:
+    """To free a GPU's graphs and memory takes longer than the grace of a stop."""
+    runner = make_runner(tiny("llama").folder)
+    is_freed = threading.Event()
+    weakref.finalize(runner, is_freed.set)
+    cores = [WorkerCore(runner, ServedModel("tiny", ()))]
+    del runner
+    server = WorkerServer(lambda progress: cores.pop())
+    server.start()
+    await server.loaded
+    await server.close(10)
+
+    assert not any(thread.name in ("compute", "results") for thread in threading.enumerate())
+    gc.collect()
+    assert not is_freed.is_set()
 
 
 async def test_lost_link_is_resumed_with_slots_memory_and_the_results_that_were_lost(

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 import uvloop
@@ -16,6 +17,8 @@ from octavo.common.service_config import ServiceConfig
 from octavo.common.tracing import TracingUnavailableError
 
 log = structlog.get_logger()
+
+Served = TypeVar("Served")
 
 
 class Stop:
@@ -37,23 +40,24 @@ class Stop:
         await self._event.wait()
 
 
-def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[None]]) -> None:
-    """Run `serve` until it returns; it should do so soon after the stop it is given is set.
+def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[Served]]) -> Served:
+    """Run `serve` and return what it returns; it should do so soon after the stop it is given is set.
 
     An OSError that `serve` raises (an address taken, say) is printed and exits with status 1.
     """
     logs.configure(service, config.log_level, config.log_format)
 
-    async def main() -> None:
+    async def main() -> Served:
         stop = Stop()
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, stop.request)
-        await serve(stop)
+        return await serve(stop)
 
     try:
-        uvloop.run(main())
+        served = uvloop.run(main())
     except (OSError, TracingUnavailableError) as error:
         log.error("service stopped", error=str(error))
         sys.exit(1)
     log.info("service stopped")
+    return served

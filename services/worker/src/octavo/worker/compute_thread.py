@@ -44,6 +44,8 @@ class ComputeThread:
         self._on_loaded = on_loaded
         self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+        self._core: WorkerCore | None = None
+        """Outlives the thread: to free what a core has on a GPU takes longer than `stop` may wait."""
         self.progress = "not started"
 
     def start(self) -> None:
@@ -64,14 +66,14 @@ class ComputeThread:
 
     def _main(self) -> None:
         try:
-            core = self._build(self._set_progress)
+            self._core = self._build(self._set_progress)
         except BaseException as error:
             self.progress = f"loading failed: {error}"
             self._on_loaded(error)
             return
         self.progress = ""
         self._on_loaded(None)
-        self._serve(core)
+        self._serve(self._core)
 
     def _set_progress(self, progress: str) -> None:
         self.progress = progress

@@ -14,7 +14,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -52,12 +52,16 @@ def new_server(config: WorkerConfig) -> WorkerServer:
     return WorkerServer(build, open_tracer("worker", config))
 
 
-async def serve(config: WorkerConfig, stop: runtime.Stop) -> None:
-    """Listen at once, load the model meanwhile, serve until stopped. Exits with 1 if the model cannot be loaded."""
+async def serve(config: WorkerConfig, stop: runtime.Stop) -> WorkerServer:
+    """Listen at once, load the model meanwhile, serve until stopped. Exits with 1 if the model cannot be loaded.
+
+    Returns the closed server, which holds what was loaded.
+    """
     async with taking_part(config, Role.WORKER, config.pool_id, config.listen) as participant:
         server = new_server(config)
         participant.tell(lambda: {"loaded": float(not server.health())})
         await participant.while_registered(lambda: _serve(config, server, stop))
+    return server
 
 
 async def _serve(config: WorkerConfig, server: WorkerServer, stop: runtime.Stop) -> None:
@@ -80,7 +84,19 @@ async def _serve(config: WorkerConfig, server: WorkerServer, stop: runtime.Stop)
 
 def main() -> None:
     config = WorkerConfig.from_command_line()
-    runtime.run("worker", config, lambda stop: serve(config, stop))
+    server = runtime.run("worker", config, lambda stop: serve(config, stop))
+    leave(server)
+
+
+def leave(server: WorkerServer) -> NoReturn:
+    """End the process with what `server` holds in place.
+
+    To free graphs, pool and locked host memory one by one takes longer than a stop may, and threads that still wait
+    for the device would break off within its library. The system takes all of it back at once.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
