@@ -68,7 +68,9 @@ async def test_stop_token_id_outside_the_embedding_is_refused_with_its_position(
 async def test_prompt_that_is_empty_or_of_the_wrong_kind_is_named(
     gateway: RunningGateway, prompt: Any, param: str
 ) -> None:
-    assert (await refused(gateway, COMPLETIONS, prompt=prompt))["param"] == param
+    error = await refused(gateway, COMPLETIONS, prompt=prompt)
+    assert error["param"] == param
+    assert error["code"] == ("missing_required_parameter" if prompt is None else "invalid_value")
     await gateway.complete(prompt="x")
 
 
@@ -212,6 +214,7 @@ async def test_body_that_is_too_large_is_refused(gateway: RunningGateway) -> Non
         (COMPLETIONS, {"prompt": "x", "bad_words": ["b" * 200] * 12}, "bad_words"),
         (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (COMPLETIONS, {"prompt": "x", "priority": 101}, "priority"),
+        (COMPLETIONS, {"prompt": "x", "priority": -101}, "priority"),
         (COMPLETIONS, {"prompt": "x", "use_beam_search": True, "n": 2, "min_p": 0.1}, "min_p"),
         (COMPLETIONS, {"prompt": "x", "use_beam_search": True, "n": 2, "logit_bias": {"5": 1}}, "logit_bias"),
         (

@@ -217,7 +217,7 @@ async def test_the_answer_comes_also_if_it_cannot_be_stored() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"input": []}, "input"),
+        ({"input": []}, "input: List should have at least 1 item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"max_output_tokens": 5000}, "maximum context length"),

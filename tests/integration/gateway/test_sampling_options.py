@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from octavo.common.messages.generation import SamplingParams
 from octavo.common.messages.token_rules import TokenRules
 from support.running_gateway import EOS_ID, MAX_MODEL_LEN, RunningGateway, ids_of, running_gateway, says
@@ -42,6 +44,17 @@ async def test_rules_are_sent_only_where_an_option_changes_something() -> None:
         min_p=0.1,
         typical_p=0.9,
     )
+
+
+async def test_least_values_are_not_lost_on_the_way() -> None:
+    """Between processes they are floats of 32 bits, in which 0.01 is less, and 1e-300 nothing."""
+    async with running_gateway(says("x")) as gateway:
+        given = await params_of(gateway, top_p=1e-300, typical_p=5e-324, repetition_penalty=0.01)
+        assert (await params_of(gateway, top_p=0.9)).top_p == 0.9
+    assert given.top_p == 2**-126 == np.float32(given.top_p)
+    assert given.rules is not None
+    assert given.rules.typical_p == 2**-126
+    assert 0.01 <= np.float32(given.rules.repetition_penalty) == given.rules.repetition_penalty < 0.010000001
 
 
 async def test_bad_word_is_forbidden_alone_and_after_a_space() -> None:

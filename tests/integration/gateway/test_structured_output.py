@@ -93,6 +93,21 @@ async def test_what_cannot_be_is_refused_by_name(gateway: RunningGateway, body: 
     assert (await refused(gateway, **body))["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"guided_grammar": "x"}, "guided_grammar: Expected ::= at line 1"),
+        ({"guided_grammar": 'a ::= "b"'}, "guided_grammar: No 'root' rule found"),
+        ({"guided_grammar": 'root ::= "\\'}, "guided_grammar: string index out of range"),
+        ({"guided_grammar": "start: start"}, "guided_grammar: no text can be of it"),
+        ({"guided_regex": "a("}, "guided_regex: unclosed group"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex: look-around"),
+    ],
+)
+async def test_fault_of_a_grammar_is_told(gateway: RunningGateway, body: dict[str, Any], reason: str) -> None:
+    assert (await refused(gateway, **body))["message"].startswith(reason)
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for level in range(depth):

@@ -22,7 +22,7 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 
 
 def grammar_of(kind: str, value: Any) -> str:
-    """In the language that workers read. Raises ValueError."""
+    """In the language that workers read. Raises what llguidance does: ValueError, for BNF anything."""
     matcher = llguidance.LLMatcher
     if kind == "json":
         return matcher.grammar_from_json_schema(json.dumps(value), defaults={"whitespace_pattern": WHITE_SPACE})
@@ -39,18 +39,22 @@ def checked(kind: str, value: Any, tokenizer: llguidance.LLTokenizer) -> dict[st
     """The answer to one line."""
     try:
         grammar = grammar_of(kind, value)
-    except ValueError as error:
-        return {"error": _first_line(error)}
+    except Exception as error:  # the reader of BNF raises Exception itself
+        return {"error": _reason(error)}
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return {"error": _first_line(matcher.get_error())}
+        return {"error": _reason(matcher.get_error())}
     return {"grammar": grammar}
 
 
-def _first_line(problem: object) -> str:
-    return str(problem).strip().split("\n", 1)[0][:300]
+def _reason(problem: object) -> str:
+    """The line that names the fault: of a pattern it is a later one than the first."""
+    lines = str(problem).strip().split("\n")
+    if lines[0].startswith("NoExtension"):
+        return "no text can be of it"
+    return next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")[:300]
 
 
 def main() -> None:

@@ -80,8 +80,12 @@ def validated(body_class: type[Body], values: dict[str, Any]) -> Body:
 def _first_problem(error: ValidationError, values: dict[str, Any]) -> FieldError:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     field = problems[0]["loc"][:1]
-    # Where a value may be of several kinds, the kind that was followed deepest is the one that was meant.
-    problem = max((p for p in problems if p["loc"][:1] == field), key=lambda p: len(p["loc"]))
+    # Where a value may be of several kinds, the kind that was followed deepest is the one that was meant, or the one
+    # that it is of.
+    problem = max(
+        (p for p in problems if p["loc"][:1] == field),
+        key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")),
+    )
     is_missing = problem["type"] == "missing"
     param = _path(problem["loc"], values, is_missing)
     if problem["type"] == "extra_forbidden":

@@ -16,7 +16,7 @@ from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import request_id_of
 from octavo.gateway.search_options import SearchOptions, search_options
 from octavo.gateway.token_ids import check_token_ids
-from octavo.gateway.token_rules import token_rules
+from octavo.gateway.token_rules import LEAST_SHARE, token_rules
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.worker_groups import WorkerGroups
 
@@ -46,6 +46,8 @@ def parse_prompts(
     max_len = model.max_model_len if not may_be_long else config.max_body_bytes
     if may_be_empty and (value is None or value == "" or value == []):
         return [[]]
+    if value is None:
+        raise FieldError("prompt", "prompt: is missing", "missing_required_parameter")
     if isinstance(value, str):
         return [_checked_text(value, "prompt")]
     if not isinstance(value, list):
@@ -125,7 +127,9 @@ def check_options(
     at_most(param, search.num_generated * num_prompts, config.max_choices, "choices over all prompts")
     at_most("keep", request.keep or 0, config.max_keep_s, "seconds")
     at_most("timeout", request.timeout or 0, config.max_timeout_s, "seconds")
-    at_most("priority", abs(request.priority or 0), config.max_priority)
+    if abs(request.priority or 0) > config.max_priority:
+        message = f"priority: {request.priority} is not from -{config.max_priority} to {config.max_priority}"
+        raise FieldError("priority", message)
     if request.truncate_prompt_tokens == 0:
         raise FieldError("truncate_prompt_tokens", "truncate_prompt_tokens: must not be 0", "invalid_value")
     if max_tokens is not None and max_tokens > model.max_model_len:
@@ -141,7 +145,7 @@ def check_options(
         max_tokens=max_tokens or 0,
         n=search.num_generated,
         temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
-        top_p=1.0 if request.top_p is None else float(request.top_p),
+        top_p=1.0 if request.top_p is None else max(float(request.top_p), LEAST_SHARE),
         top_k=max(request.top_k or 0, 0),
         seed=(request.seed or 0) % 2**64,
         stop_token_ids=_stop_token_ids(request, config, model),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from octavo.common.messages.generation import ModelInfo
-from octavo.common.messages.token_rules import NO_RULES, TokenRules
+from octavo.common.messages.token_rules import MIN_REPETITION_PENALTY, NO_RULES, TokenRules
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
@@ -14,6 +16,10 @@ from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.tokenization import ModelTokenizer
 
 _MAX_BAD_CHARS = 2048  # about 2 ms of encoding, with and without a space
+LEAST_SHARE = 2.0**-126
+"""Of probability that a request may keep: it goes to the worker as a float of 32 bits, in which less is 0."""
+_LEAST_REPETITION = float(np.nextafter(np.float32(MIN_REPETITION_PENALTY), np.float32(1)))
+"""The least one that is not below the bound in 32 bits."""
 _INTEGER = re.compile(r"-?[0-9]{1,10}\Z")
 
 
@@ -26,11 +32,11 @@ def token_rules(
         bad_words=_bad_words(request, config, tokenizer),
         min_tokens=request.min_tokens or 0,
         logit_bias=_logit_bias(request, config, model),
-        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        repetition_penalty=max(_given(request.repetition_penalty, 1.0), _LEAST_REPETITION),
         frequency_penalty=_given(request.frequency_penalty, 0.0),
         presence_penalty=_given(request.presence_penalty, 0.0),
         min_p=_given(request.min_p, 0.0),
-        typical_p=_given(request.typical_p, 1.0),
+        typical_p=max(_given(request.typical_p, 1.0), LEAST_SHARE),
     )
     _check_something_can_be_drawn(rules, request, model)
     return None if rules == NO_RULES else rules
