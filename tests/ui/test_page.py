@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx
 import pytest
@@ -48,6 +49,15 @@ def opened(browser: Browser, site: Served) -> Iterator[Page]:
 @pytest.fixture
 def page(opened: Page, site: Served) -> Page:
     return anew(opened, site.url)
+
+
+def shown(page: Page, view: str) -> Page:
+    """The page once all of a view is there."""
+    page.get_by_role("link", name={"playground": "Playground", "cache": "Live cache"}[view]).click()
+    if view == "cache":
+        expect(page.locator("#prefixes-about")).to_contain_text("findable")
+    expect(page.locator("#served")).to_have_class("served ready")
+    return page
 
 
 def ask(page: Page, text: str) -> None:
@@ -139,19 +149,20 @@ def test_the_theme_follows_the_system_and_the_button(browser: Browser, site: Ser
         expect(theme).to_have_attribute("data-theme", "dark")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_can_be_read(browser: Browser, site: Served, theme: str) -> None:
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_text_can_be_read(page: Page, theme: Literal["dark", "light"]) -> None:
     """Contrast of 4.5 for text and soft text on both grounds, as WCAG 2.2 AA asks."""
-    with page_of(browser, site.url, color_scheme=theme) as page:
-        names = ["ink", "soft", "accent", "paper", "sheet"]
-        colours = page.evaluate(
-            "(names) => names.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`))",
-            names,
-        )
-        light = {name: luminance(colour) for name, colour in zip(names, colours, strict=True)}
-        for ink, ground in itertools.product(("ink", "soft", "accent"), ("paper", "sheet")):
-            high, low = sorted((light[ink], light[ground]), reverse=True)
-            assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
+    page.emulate_media(color_scheme=theme)
+    expect(page.locator("html")).to_have_attribute("data-theme", theme)
+    names = ["ink", "soft", "accent", "paper", "sheet"]
+    colours = page.evaluate(
+        "(names) => names.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`))",
+        names,
+    )
+    light = {name: luminance(colour) for name, colour in zip(names, colours, strict=True)}
+    for ink, ground in itertools.product(("ink", "soft", "accent"), ("paper", "sheet")):
+        high, low = sorted((light[ink], light[ground]), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
 
 
 def luminance(colour: str) -> float:
@@ -162,27 +173,27 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("view", ["playground", "cache"])
-def test_narrow_screens_need_no_sideways_scrolling(browser: Browser, site: Served, view: str) -> None:
-    with page_of(browser, f"{site.url}#{view}", viewport={"width": 390, "height": 800}, has_touch=True) as page:
-        page.wait_for_timeout(600)
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
+def test_narrow_screens_need_no_sideways_scrolling(page: Page, view: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    try:
+        assert shown(page, view).evaluate("document.documentElement.scrollWidth") == 390
         expect(page.get_by_role("link", name="Live cache")).to_be_visible()
+    finally:
+        page.set_viewport_size({"width": 1440, "height": 900})
 
 
 @pytest.mark.parametrize("view", ["playground", "cache"])
-def test_everything_that_takes_focus_has_a_name(browser: Browser, site: Served, view: str) -> None:
-    with page_of(browser, f"{site.url}#{view}") as page:
-        page.wait_for_timeout(800)
-        nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
-        focusable = [
-            node
-            for node in nodes
-            if not node["ignored"]
-            and any(one["name"] == "focusable" and one["value"]["value"] for one in node.get("properties", []))
-        ]
-        unnamed = [node["role"]["value"] for node in focusable if not node.get("name", {}).get("value")]
-        assert len(focusable) > 10
-        assert unnamed == []
+def test_everything_that_takes_focus_has_a_name(page: Page, view: str) -> None:
+    nodes = page.context.new_cdp_session(shown(page, view)).send("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        node
+        for node in nodes
+        if not node["ignored"]
+        and any(one["name"] == "focusable" and one["value"]["value"] for one in node.get("properties", []))
+    ]
+    unnamed = [node["role"]["value"] for node in focusable if not node.get("name", {}).get("value")]
+    assert len(focusable) > 10
+    assert unnamed == []
 
 
 def test_little_motion_is_respected(browser: Browser, site: Served) -> None:
