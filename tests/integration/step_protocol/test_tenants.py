@@ -56,6 +56,18 @@ def test_weights_are_shares_of_what_begins() -> None:
     assert 29 <= first.count("heavy") <= 31
 
 
+def test_the_choices_of_one_request_take_turns_too() -> None:
+    cluster = small(max_num_seqs=1, num_blocks=400)
+    crowd = cluster.submit(some_prompt(9, 1), max_tokens=3, n=64, tenant="crowd", temperature=1.0)
+    while not cluster.finished:
+        cluster.step()
+    lone = cluster.submit(some_prompt(9, 5), max_tokens=3, n=2, tenant="lone", temperature=1.0)
+    cluster.run()
+    ended = [request for request, _ in cluster.finished]
+    assert ended.count(crowd) == 64
+    assert [place for place, request in enumerate(ended) if request == lone][-1] <= 6
+
+
 def test_a_tenant_keeps_its_place_when_its_request_is_preempted_or_the_pool_is_lost() -> None:
     """A small pool, so that blocks run out."""
     cluster = small(num_blocks=24, max_num_seqs=4)

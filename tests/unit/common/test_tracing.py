@@ -68,7 +68,7 @@ def test_the_parts_of_a_request_are_told_by_its_record() -> None:
     submit = spans.begin(Submit(1, "r", (1, 2, 3), SamplingParams(4), traceparent=PARENT))
     assert submit.traceparent[:36] == PARENT[:36]
     request = Request(1, 1, "r", submit.params, 3, b"", traceparent=submit.traceparent)
-    sequence = Sequence(1, request, 0, 1, [1, 2, 3])
+    sequence = Sequence(1, request, 0, [1, 2, 3])
     log.arrived(sequence)
     log.settle(100.0)
     log.admitted(sequence, Admitted(1, Verdict.OK), 16)

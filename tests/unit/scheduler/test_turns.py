@@ -20,7 +20,7 @@ SERVE = st.none()
 
 
 def arrive(queue: WaitingQueue, tenant: str, priority: int = 0) -> Sequence:
-    turn = queue.take_turn(tenant, WEIGHTS.get(tenant, 1), priority)
+    turn = queue.take_turns(tenant, WEIGHTS.get(tenant, 1), priority)
     sequence = make_sequence(turn=turn)
     sequence.request.tenant = tenant
     sequence.priority = priority
@@ -132,5 +132,5 @@ def test_idle_tenants_are_forgotten(requests: list[tuple[str, int]]) -> None:
     turns = Turns()
     served = 0.0
     for tenant, weight in requests:
-        served = max(served, turns.take(tenant, weight, served))
+        served = max(served, turns.take(tenant, weight, 1, served))
         assert len(turns) <= 65

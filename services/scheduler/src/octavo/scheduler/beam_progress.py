@@ -42,7 +42,7 @@ class BeamProgress:
             self._send_answers(request, beams)
 
     def _new_beam(self, request: Request, token_ids: list[int]) -> Sequence:
-        beam = self._requests.new_sequence(request, 0, request.leader.turn, token_ids)
+        beam = self._requests.new_sequence(request, 0, token_ids)
         beam.is_host_fed = True
         return beam
 

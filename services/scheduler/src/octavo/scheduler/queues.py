@@ -31,7 +31,7 @@ class _Line:
 
 
 class WaitingQueue:
-    """Sequences without blocks: by priority and turn of their request. A preempted one comes back to its old place.
+    """Sequences without blocks: by priority and turn. A preempted one comes back to its old place.
 
     Some are parked: each waits for its leader, a running sequence that computes its next block. They are not in line
     until `wake` or `expire` brings them back.
@@ -70,10 +70,10 @@ class WaitingQueue:
         """Whether something of the tenant waits."""
         return tenant in self._num_of_tenant
 
-    def take_turn(self, tenant: str, weight: int, priority: int) -> float:
-        """The turn of a request that arrives: behind those of its tenant, in fairness beside those of others."""
+    def take_turns(self, tenant: str, weight: int, priority: int, num_choices: int = 1) -> float:
+        """The first turn of a request that arrives: behind its tenant's others, in fairness beside other tenants'."""
         line = self._line(priority)
-        return self._turns.take(tenant, weight, line.served if line else self._served)
+        return self._turns.take(tenant, weight, num_choices, line.served if line else self._served)
 
     def push(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING

@@ -88,7 +88,7 @@ class Requests:
         assert self.model is not None
         request = self._new_request(gateway_id, submit, len(prompt))
         request.num_shared_tokens = len(prompt) - len(submit.prompt_token_ids)
-        leader = self.new_sequence(request, 0, self._take_turn(submit), prompt)
+        leader = self.new_sequence(request, 0, prompt)
         request.live = dict.fromkeys(range(submit.params.n))
         request.leader = leader
         if submit.params.beam_width:
@@ -103,9 +103,8 @@ class Requests:
         request = self._new_request(gateway_id, submit, len(submit.prompt_token_ids))
         request.has_fanned_out = True
         request.num_told_prompt_tokens = request.num_prompt_tokens
-        turn = self._take_turn(submit)
         sequences = [
-            self.new_sequence(request, choice.choice_index, turn, [*submit.prompt_token_ids, *choice.output_token_ids])
+            self.new_sequence(request, choice.choice_index, [*submit.prompt_token_ids, *choice.output_token_ids])
             for choice in submit.resumed
         ]
         request.live = {sequence.choice_index: sequence for sequence in sequences}
@@ -114,6 +113,7 @@ class Requests:
         return sequences
 
     def _new_request(self, gateway_id: int, submit: Submit, num_prompt_tokens: int) -> Request:
+        num_choices = max(submit.params.n, submit.params.beam_width)
         request = Request(
             gateway_id=gateway_id,
             request_no=submit.request_no,
@@ -123,6 +123,8 @@ class Requests:
             salt=submit.cache_salt,
             priority=submit.priority,
             tenant=submit.tenant,
+            weight=submit.weight,
+            turn=self._places.waiting.take_turns(submit.tenant, submit.weight, submit.priority, num_choices),
             keep_s=submit.keep_s,
             traceparent=submit.traceparent,
             has_fanned_out=submit.params.n == 1,
@@ -132,11 +134,8 @@ class Requests:
         self._stats.num_prompt_tokens += num_prompt_tokens
         return request
 
-    def _take_turn(self, submit: Submit) -> float:
-        return self._places.waiting.take_turn(submit.tenant, submit.weight, submit.priority)
-
-    def new_sequence(self, request: Request, choice_index: int, turn: float, token_ids: list[int]) -> Sequence:
-        sequence = Sequence(next(self._sequence_ids), request, choice_index, turn, token_ids)
+    def new_sequence(self, request: Request, choice_index: int, token_ids: list[int]) -> Sequence:
+        sequence = Sequence(next(self._sequence_ids), request, choice_index, token_ids)
         rules = request.params.rules
         sequence.is_host_fed = rules is not None and bool(rules.grammar)
         self._log.arrived(sequence)
@@ -202,7 +201,7 @@ class Requests:
         for token in tokens:
             batch.add(token.request_no, token.choice_index, token.token_id, token.logprobs)
         token_ids = request.leader.token_ids[: request.num_prompt_tokens]
-        sequence = self.new_sequence(request, choice_index, request.leader.turn, token_ids)
+        sequence = self.new_sequence(request, choice_index, token_ids)
         sequence.token_ids.extend([token.token_id for token in tokens])
         sequence.state = SequenceState.FINISHED
         self._log.token_came(sequence)

@@ -54,6 +54,10 @@ class Request:
     """Set for a beam search. Its sequences are there, and no choice has one."""
     tenant: str = ""
     """Whose it is, as the gateway knows it."""
+    weight: int = 1
+    """Of the tenant."""
+    turn: float = 0.0
+    """The first choice's, in fairness beside other tenants (`turns.py`)."""
     keep_s: float = 0.0
     """Seconds for which choices can be branched from after their end."""
     traceparent: str = ""
@@ -122,8 +126,6 @@ class Sequence:
     sequence_id: int
     request: Request
     choice_index: int
-    turn: float
-    """The request's, in fairness beside other tenants' (`turns.py`)."""
     _token_ids: list[int]
     state: SequenceState = SequenceState.WAITING
     is_aborted: bool = False
@@ -163,6 +165,8 @@ class Sequence:
     awaits_token: bool = True
     """It has given no token since it was new or got its blocks anew."""
 
+    turn: float = field(init=False)
+    """Its place among those of equal priority."""
     priority: int = 0
     """The request's, or the lowest of those that wait for this sequence. Lower is served first."""
     has_arrived: bool = False
@@ -181,6 +185,7 @@ class Sequence:
     """Last publication of anybody when it asked for blocks."""
 
     def __post_init__(self) -> None:
+        self.turn = self.request.turn + self.choice_index / self.request.weight
         self.priority = self.request.priority
 
     @property

@@ -163,7 +163,7 @@ class StepResults:
         request.has_fanned_out = True
         prompt = leader.token_ids[:]
         for choice_index in sorted(request.live.keys() - {0}):
-            child = self._requests.new_sequence(request, choice_index, leader.turn, prompt[:])
+            child = self._requests.new_sequence(request, choice_index, prompt[:])
             child.state = SequenceState.FORKING
             request.live[choice_index] = child
             if accept_token(child, token_ids[choice_index], logprobs[choice_index] if logprobs else None):
