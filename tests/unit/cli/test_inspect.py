@@ -68,7 +68,7 @@ def kvmanager(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_pool_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(InspectSettings(kvmanager)) == 0
+    assert run_inspect(InspectSettings(kvmanager=kvmanager)) == 0
     shown = capsys.readouterr().out
     for part in ("pool group-0: 10 blocks of 16 tokens", "active 4", "2 by 2", "2 tables", "the ledger adds up"):
         assert part in shown
@@ -76,7 +76,7 @@ def test_a_pool_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_everything_is_in_the_json(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(InspectSettings(kvmanager, pool_id="group-0", as_json=True)) == 0
+    assert run_inspect(InspectSettings(kvmanager=kvmanager, pool_id="group-0", as_json=True)) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["states"] == ["active"] * 4 + ["free"] * 6
     assert shown["ref_counts"] == [2, 2, 1, 1] + [0] * 6
@@ -91,6 +91,17 @@ def test_the_running_server_is_found(kvmanager: str, capsys: pytest.CaptureFixtu
     assert running_servers() == []
     assert run_inspect(InspectSettings()) == 1
     assert "no running `octavo serve` was found" in capsys.readouterr().err
+
+
+def test_of_several_servers_one_is_named_by_its_url(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
+    away = RunningServer(os.getppid(), "http://x:2", "grpc://127.0.0.1:1", "grpc://127.0.0.1:1")
+    with registered(RunningServer(os.getpid(), "http://x:1", kvmanager, "grpc://y:1")), registered(away):
+        assert run_inspect(InspectSettings(url="http://x:1/")) == 0
+        assert "pool group-0: " in capsys.readouterr().out
+        assert run_inspect(InspectSettings(url="http://x:3")) == 1
+        assert "http://x:3; there is http://x:2, http://x:1" in capsys.readouterr().err
+        assert run_inspect(InspectSettings(url="http://x:2")) == 1
+        assert "cannot be asked" in capsys.readouterr().err
 
 
 def test_of_several_groups_one_is_shown(kvmanager: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +132,7 @@ def test_files_of_dead_servers_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("address", "pool"), [("grpc+unix:///nowhere/x", ""), ("http://x", "")])
 def test_what_cannot_be_asked_is_said(address: str, pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_inspect(InspectSettings(address, pool_id=pool)) == 1
+    assert run_inspect(InspectSettings(kvmanager=address, pool_id=pool)) == 1
     assert capsys.readouterr().err
 
 

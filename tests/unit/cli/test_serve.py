@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,16 @@ def test_the_greeting_holds_a_command_to_try() -> None:
     assert "http://127.0.0.1:8000/v1/chat/completions" in command[0]
     assert "it'\"'\"'s tiny" in command[0]
     assert "http://127.0.0.1:8000/metrics" in text
+
+
+def test_the_greeting_names_a_command_that_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "a folder" / "octavo"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    assert f"'{program}' chat --url http://h:1" in greeting_text("http://h:1", "m")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert " octavo chat --url http://h:1" in greeting_text("http://h:1", "m")
 
 
 @pytest.mark.parametrize("command", ["", "serve", "chat", "bench", "version", "model path"])

@@ -17,7 +17,7 @@ from octavo.cli.activity_view import ActivityView, read_activity, read_explanati
 from octavo.cli.groups_view import GroupView, groups_table, read_groups
 from octavo.cli.inspect_page import pool_page
 from octavo.cli.pool_view import STATES, PoolView, read_pool
-from octavo.cli.run_files import running_servers
+from octavo.cli.run_files import RunningServer, running_servers
 from octavo.cli.why_page import why_page
 from octavo.common.links import Address, TlsFiles
 
@@ -40,8 +40,9 @@ _ADDRESS_OPTION = "the KV manager's gRPC address: --address grpc://HOST:PORT"
 
 @dataclass(frozen=True, slots=True)
 class InspectSettings:
-    """Addresses as they were given; None is found from the server that was started last."""
+    """Addresses as they were given; None is found from the server at `url`, or from the one that was started last."""
 
+    url: str | None = None
     kvmanager: str | None = None
     scheduler: str | None = None
     pool_id: str = ""
@@ -86,7 +87,7 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
 
     def show() -> int:
         option = "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
-        address = settings.scheduler or _found("scheduler", settings.pool_id, option)
+        address = settings.scheduler or _found(settings, "scheduler", option)
         try:
             explanation = asyncio.run(read_explanation(Address.parse(address), request_id, settings.tls))
         except grpc.aio.AioRpcError as error:
@@ -132,28 +133,39 @@ class _Seen:
 async def _read(settings: InspectSettings) -> _Seen:
     if settings.tls is not None:
         settings.tls.check()
-    kvmanager = settings.kvmanager or _found("kvmanager", settings.pool_id, _ADDRESS_OPTION)
+    kvmanager = settings.kvmanager or _found(settings, "kvmanager", _ADDRESS_OPTION)
     pool = await read_pool(Address.parse(kvmanager), settings.pool_id, settings.tls)
     if settings.scheduler is not None:
         return _Seen(pool, await read_activity(Address.parse(settings.scheduler), settings.tls), [])
     if settings.kvmanager is not None:
         return _Seen(pool, None, [], _NO_SCHEDULER)
-    groups = await read_groups(running_servers()[0].groups, settings.tls)
+    groups = await read_groups(_server(settings, _ADDRESS_OPTION).groups, settings.tls)
     try:
-        address = Address.parse(_found("scheduler", settings.pool_id, "--scheduler grpc://HOST:PORT"))
+        address = Address.parse(_found(settings, "scheduler", "--scheduler grpc://HOST:PORT"))
         return _Seen(pool, await read_activity(address, settings.tls), groups)
     except grpc.aio.AioRpcError as error:
         return _Seen(pool, None, groups, f"the scheduler does not answer: {error.details()}")
 
 
-def _found(service: str, pool_id: str, option: str) -> str:
-    """Of the group of that pool, or of the first one."""
+def _server(settings: InspectSettings, option: str) -> RunningServer:
     servers = running_servers()
     if not servers:
         raise CannotInspectError(_NO_SERVER.format(option=option))
-    groups = servers[0].groups
+    if settings.url is None:
+        return servers[0]
+    for server in servers:
+        if server.url == settings.url.rstrip("/"):
+            return server
+    found = ", ".join(server.url for server in servers)
+    raise CannotInspectError(f"no server that was started here is at {settings.url}; there is {found}")
+
+
+def _found(settings: InspectSettings, service: str, option: str) -> str:
+    """Of the group of the pool that is asked for, or of the first one."""
+    server, pool_id = _server(settings, option), settings.pool_id
+    groups = server.groups
     if not pool_id or not groups:
-        return str(getattr(servers[0], service))
+        return str(getattr(server, service))
     if pool_id not in groups:
         raise CannotInspectError(f"the server has no pool {pool_id!r}; it has {', '.join(groups)}")
     return groups[pool_id][("kvmanager", "scheduler").index(service)]

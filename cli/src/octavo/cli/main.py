@@ -263,17 +263,19 @@ def bench(
 
 @app.command()
 def inspect(
+    url: Annotated[
+        str | None,
+        typer.Option(envvar="OCTAVO_URL", help="The server, of those started here. Left out: the last one started."),
+    ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="grpc://HOST:PORT|grpc+unix://PATH", help="The KV manager. Left out: the last one started."
-        ),
+        typer.Option(metavar="grpc://HOST:PORT|grpc+unix://PATH", help="The KV manager. Left out: that of the server."),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="grpc://HOST:PORT|grpc+unix://PATH",
-            help="The scheduler, for queues, sequences and steps. Left out: the last one started.",
+            help="The scheduler, for queues, sequences and steps. Left out: that of the server.",
         ),
     ] = None,
     why: Annotated[
@@ -310,7 +312,7 @@ def inspect(
     if watch is not None and (as_json or why is not None):
         raise typer.BadParameter("--watch shows pages: it goes with neither --json nor --why")
     tls = TlsFiles(*files) if files else None
-    settings = inspection.InspectSettings(address, scheduler, pool, tls, as_json)
+    settings = inspection.InspectSettings(url, address, scheduler, pool, tls, as_json)
     if why is not None:
         raise typer.Exit(inspection.run_why(settings, why))
     raise typer.Exit(inspection.run_inspect(settings) if watch is None else inspection.watch(settings, watch))

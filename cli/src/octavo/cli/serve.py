@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -190,13 +191,19 @@ def greeting_text(url: str, model_name: str) -> str:
         [
             f"Octavo serves {model_name} at {url}",
             f"  try      curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}",
-            f"  chat     octavo chat --url {url}",
+            f"  chat     {_this_command()} chat --url {url}",
             f"  page     {url}/ui",
             f"  docs     {url}/docs",
             f"  metrics  {url}/metrics",
             "  stop     Ctrl-C",
         ]
     )
+
+
+def _this_command() -> str:
+    """How a shell finds this program: by its name, if it is the one on the search path, else where it lies."""
+    program = Path(sys.argv[0]).absolute()
+    return program.name if shutil.which(program.name) == str(program) else shlex.quote(str(program))
 
 
 @contextmanager
