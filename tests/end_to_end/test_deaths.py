@@ -96,7 +96,12 @@ async def test_worker_keeps_its_model_and_clients_their_requests_over_the_death_
 
 
 @pytest.mark.parametrize(
-    ("service", "name"), [("worker", "worker"), ("kvmanager", "KV manager"), ("scheduler", "scheduler")]
+    ("service", "name"),
+    [
+        ("worker", "worker"),
+        ("scheduler", "scheduler"),
+        pytest.param("kvmanager", "KV manager", marks=pytest.mark.full),
+    ],
 )
 async def test_a_service_that_hangs_is_named_within_5_s_and_all_goes_on_once_it_does(
     service: str, name: str, cluster: Cluster, client: openai.AsyncOpenAI, long_references: list[Reference]

@@ -20,7 +20,7 @@ FAULTS: dict[str, tuple[Callable[[RunningRedis], None], Callable[[RunningRedis],
     "hung": (RunningRedis.pause, RunningRedis.resume),
     "gone": (RunningRedis.kill, RunningRedis.start),
 }
-FAULT_S = 1.0
+FAULT_S = 0.5
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -33,14 +33,14 @@ async def test_no_request_fails_while_redis_does(fault: str, tmp_path: Path) -> 
             gateway.http.headers.update(keys.of("acme"))
             ends = asyncio.Event()
             clients = [asyncio.create_task(one_after_another(gateway, ends)) for _ in range(4)]
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.2)
             await asyncio.to_thread(begin, redis)
             await asyncio.sleep(FAULT_S)
             await asyncio.to_thread(end, redis)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.2)
             ends.set()
             statuses = [status for statuses in await asyncio.gather(*clients) for status in statuses]
-            assert set(statuses) == {200} and len(statuses) > 20
+            assert set(statuses) == {200} and len(statuses) > 10
             kept = await gateway.post("/v1/responses", input="x", store=True)
             again = await gateway.http.get(f"/v1/responses/{kept.json()['id']}")
             assert again.json()["output"] == kept.json()["output"], "responses are stored again"

@@ -212,17 +212,17 @@ async def test_a_registry_that_refuses_to_write_ends_nobody_and_gives_no_lease(
     fault: Callable[[RunningRedis, bool], None], server: RunningRedis
 ) -> None:
     async with registry_of(server) as registry:
-        holder, standby = (Membership(registry, scheduler(name), 0.6) for name in "ab")
+        holder, standby = (Membership(registry, scheduler(name), 0.3) for name in "ab")
         epoch = await holder.take_lease()
         async with running(holder) as holding:
             fault(server, True)
             waiting = asyncio.create_task(standby.take_lease())
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.8)
             assert not (holding.done() or waiting.done())
             assert "the registry does not answer" in standby.waits_for
             waiting.cancel()  # the lease has expired meanwhile: whoever is first would have it
             fault(server, False)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.3)
             assert [(member.member_id, member.epoch) for member in await registry.members()] == [("a", epoch)]
             assert not holding.done()
 

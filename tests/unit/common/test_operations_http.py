@@ -37,6 +37,12 @@ async def test_one_that_is_not_ready_gives_the_reason_and_is_still_alive() -> No
     assert live.status_code == 200
 
 
+async def test_one_that_needs_a_restart_says_why_and_is_not_alive() -> None:
+    with operations_http("127.0.0.1:0", lambda: "", lambda: "one step has lasted for 301 s") as port:
+        live = await asyncio.to_thread(get, port, "/health/live")
+    assert (live.status_code, live.json()["reason"]) == (503, "one step has lasted for 301 s")
+
+
 async def test_an_event_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_TIMEOUT_S", 0.2)
     answers: list[httpx.Response] = []

@@ -99,6 +99,21 @@ class FailingRunner:
         return self._runner.launch(plan)
 
 
+class HangingRunner:
+    """A runner whose steps wait until they are let go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._runner = make_runner(folder)
+        self.go_on = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def launch(self, plan: StepPlan) -> object:
+        self.go_on.wait()
+        return self._runner.launch(plan)
+
+
 @contextmanager
 def serving(server: WorkerServer) -> Iterator[WorkerServer]:
     server.start()
@@ -259,6 +274,27 @@ async def test_failed_step_is_refused_and_the_worker_lives_on(tiny: MakeTiny) ->
         await scheduler.receive(WorkerReady)
         scheduler.prefill()
         await scheduler.receive(StepResult)
+
+
+async def test_a_step_that_does_not_end_is_told_to_whoever_watches_also_after_a_new_hello(tiny: MakeTiny) -> None:
+    """ops-374: the event loop turns, and yet no token can be produced."""
+    runner = HangingRunner(tiny("llama").folder)
+    core = WorkerCore(runner, ServedModel("tiny", ()))  # type: ignore[arg-type]
+    with serving(WorkerServer(lambda progress: core)) as server:
+        scheduler = Scheduler(server)
+        await scheduler.hello(epoch=1)
+        await asyncio.sleep(0.2)
+        assert server.why_restart(0.1) == "", "it is idle, not stuck"
+        scheduler.prefill()
+        scheduler.decode(2)
+        await asyncio.sleep(0.2)
+        scheduler.link.send(WorkerHello(2))
+        await asyncio.sleep(0.05)
+        assert server.why_restart(0.1) == "one step has lasted for 0 s"
+        assert server.why_restart(60.0) == ""
+        runner.go_on.set()
+        await scheduler.receive(WorkerReady)
+        assert server.why_restart(0.1) == ""
 
 
 async def test_scheduler_that_leaves_makes_room_for_the_next(server: WorkerServer) -> None:

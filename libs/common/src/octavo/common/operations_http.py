@@ -39,17 +39,20 @@ class _Handler(WSGIRequestHandler):
 
 
 @contextmanager
-def operations_http(listen: str | None, health: Callable[[], str]) -> Iterator[int | None]:
+def operations_http(
+    listen: str | None, health: Callable[[], str], liveness: Callable[[], str] = lambda: ""
+) -> Iterator[int | None]:
     """Serve at `listen` (HOST:PORT, port 0 takes a free one) while this is open; yields the port. None serves nothing.
 
-    `health` returns "" when the service is ready, else the reason; it is called from another thread. To be opened on
-    the service's event loop, which has to turn for /health/live to answer 200. Raises OSError if the address is taken.
+    `health` returns "" when the service is ready, else the reason, and `liveness` when it needs no restart; both are
+    called from another thread. To be opened on the service's event loop, which has to turn for /health/live to answer
+    200. Raises OSError if the address is taken.
     """
     if listen is None:
         yield None
         return
     host, _, port = listen.rpartition(":")
-    app = _app(asyncio.get_running_loop(), health)
+    app = _app(asyncio.get_running_loop(), health, liveness)
     server = make_server(host.strip("[]") or "0.0.0.0", int(port), app, _Server, _Handler)
     thread = threading.Thread(target=server.serve_forever, name="operations-http", daemon=True)
     thread.start()
@@ -60,7 +63,7 @@ def operations_http(listen: str | None, health: Callable[[], str]) -> Iterator[i
         server.server_close()
 
 
-def _app(loop: asyncio.AbstractEventLoop, health: Callable[[], str]) -> WSGIApplication:
+def _app(loop: asyncio.AbstractEventLoop, health: Callable[[], str], liveness: Callable[[], str]) -> WSGIApplication:
     metrics: WSGIApplication = prometheus_client.make_wsgi_app()
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -68,7 +71,7 @@ def _app(loop: asyncio.AbstractEventLoop, health: Callable[[], str]) -> WSGIAppl
         if path == "/metrics":
             return metrics(environ, start_response)
         if path == "/health/live":
-            reason = "" if _turns(loop) else f"the event loop has not turned for {LIVE_TIMEOUT_S:g} s"
+            reason = liveness() if _turns(loop) else f"the event loop has not turned for {LIVE_TIMEOUT_S:g} s"
         elif path == "/health/ready":
             reason = health()
         else:

@@ -35,6 +35,29 @@ class Tenure:
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
+class StepClock:
+    """How long the worker has been at one step. The compute thread begins steps; they end in any one thread."""
+
+    def __init__(self) -> None:
+        self._num_begun = self._num_ended = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        if self._num_begun == self._num_ended:
+            self._since = time.monotonic()
+        self._num_begun += 1
+
+    def end(self) -> None:
+        """The next one that has begun runs from now on."""
+        self._since = time.monotonic()
+        self._num_ended += 1
+
+    @property
+    def busy_s(self) -> float:
+        """0 while no step runs."""
+        return time.monotonic() - self._since if self._num_begun > self._num_ended else 0.0
+
+
 class ComputeThread:
     """Plans go in from any thread, replies come out on the compute thread."""
 
@@ -47,6 +70,7 @@ class ComputeThread:
         self._core: WorkerCore | None = None
         """Outlives the thread: to free what a core has on a GPU takes longer than `stop` may wait."""
         self.progress = "not started"
+        self.clock = StepClock()
 
     def start(self) -> None:
         self._thread.start()
@@ -79,7 +103,7 @@ class ComputeThread:
         self.progress = progress
 
     def _serve(self, core: WorkerCore) -> None:
-        waiter = ResultWaiter(core)
+        waiter = ResultWaiter(core, self.clock)
         idle_since: float | None = time.perf_counter()
         while (item := self._queue.get()) is not None:
             tenure, plan = item
@@ -90,6 +114,7 @@ class ComputeThread:
                 core.start_over(begins_new_life=tenure.begins_new_life)
                 tenure.on_ready(core)
                 continue
+            self.clock.begin()
             started = time.perf_counter()
             launched = core.launch(plan)
             if core.runner.is_asynchronous:
@@ -100,14 +125,16 @@ class ComputeThread:
             idle_s = 0.0 if idle_since is None else started - idle_since
             idle_since = ended if self._queue.empty() else None
             finish(core, tenure, plan, outcome, idle_s=idle_s, compute_s=ended - started)
+            self.clock.end()
         waiter.stop()
 
 
 class ResultWaiter:
     """A thread that waits for launched steps in order, while the compute thread launches the next."""
 
-    def __init__(self, core: WorkerCore) -> None:
+    def __init__(self, core: WorkerCore, clock: StepClock) -> None:
         self._core = core
+        self._clock = clock
         self._queue: queue.SimpleQueue[tuple[Tenure, StepPlan, LaunchedStep | StepRefused] | threading.Event | None] = (
             queue.SimpleQueue()
         )
@@ -142,6 +169,7 @@ class ResultWaiter:
                 outcome = self._core.wait(plan, launched)
                 idle_s, compute_s = launched.measured_s
             finish(self._core, tenure, plan, outcome, idle_s=idle_s, compute_s=compute_s)
+            self._clock.end()
 
 
 def finish(

@@ -82,6 +82,9 @@ class WorkerConfig(ServiceConfig):
     max_model_len: int | None = Field(default=None, ge=1)
     """Positions that one sequence may have. Unset: what the model was trained for."""
 
+    step_watchdog_s: float = Field(default=300.0, gt=0)
+    """Seconds that one step may last before /health/live fails, so that whoever watches the worker starts it again."""
+
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads for tensor work. Unset: one per core."""
 

@@ -70,7 +70,7 @@ async def _serve(config: WorkerConfig, server: WorkerServer, stop: runtime.Stop)
     server.start()
     stopped = asyncio.create_task(stop.wait())
     try:
-        with operations_http(config.metrics_listen, server.health):
+        with operations_http(config.metrics_listen, server.health, lambda: server.why_restart(config.step_watchdog_s)):
             await asyncio.wait({stopped, server.loaded}, return_when=asyncio.FIRST_COMPLETED)
             if server.loaded.done() and (error := server.loaded.exception()) is not None:
                 log.error("model not loaded", error=str(error), kind=type(error).__name__)

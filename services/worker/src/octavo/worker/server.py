@@ -75,6 +75,11 @@ class WorkerServer:
         """Empty when ready; else what the worker is doing."""
         return self._compute.progress
 
+    def why_restart(self, watchdog_s: float) -> str:
+        """Empty unless one step has lasted for longer than that: then the device or its driver is stuck."""
+        busy_s = self._compute.clock.busy_s
+        return f"one step has lasted for {busy_s:.0f} s" if busy_s > watchdog_s else ""
+
     def accept(self, link: WorkerLink) -> None:
         """Serve a new stream."""
         self._links.add(link)
