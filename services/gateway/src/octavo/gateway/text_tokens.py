@@ -50,6 +50,7 @@ class TextTokens:
     def _found(self, part: AnswerPart) -> list[OutputToken]:
         if not isinstance(part, Content):
             return []
+        # Before it may stand marks and space that were left out, after it a mark that may have begun.
         start = 0 if self._text.startswith(part.text) else max(self._text.rfind(part.text), 0)
         end = start + len(part.text)
         found = [placed.token for placed in self._tokens if placed.overlaps(start, end)]
