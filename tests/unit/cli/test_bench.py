@@ -53,7 +53,9 @@ def test_a_server_that_lists_no_token_ids_is_counted_by_its_usage(tmp_path: Path
     with scripted_openai_server(Answer([plain, plain, usage(9, 7), DONE])) as server:
         status, _, _ = bench(server.url, "-n", "1", "--json", str(report_file))
     assert status == 0
-    assert json.loads(report_file.read_text())["report"]["num_output_tokens"] == 7
+    content = json.loads(report_file.read_text())
+    assert content["report"]["num_output_tokens"] == 7
+    assert content["settings"]["concurrency"] == 8, "the default, as it is used"
 
 
 def test_requests_at_a_rate_come_when_they_are_due() -> None:

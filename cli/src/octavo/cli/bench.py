@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -49,6 +49,8 @@ def run_bench(settings: BenchSettings, json_file: Path | None) -> int:
     notices = Console(stderr=True)
     prints_json = json_file == STDOUT
     console = notices if prints_json else Console()
+    if settings.concurrency is None and settings.rate is None:
+        settings = replace(settings, concurrency=_DEFAULT_CONCURRENCY)
     try:
         model = settings.model or served_model(settings.url)
         records = asyncio.run(_measure(settings, model, notices))
@@ -77,10 +79,7 @@ def run_bench(settings: BenchSettings, json_file: Path | None) -> int:
 
 async def _measure(settings: BenchSettings, model: str, notices: Console) -> list[RequestRecord]:
     requests = make_workload(_shape(settings))
-    concurrency = settings.concurrency
-    if concurrency is None and settings.rate is None:
-        concurrency = _DEFAULT_CONCURRENCY
-    load = Load(settings.url, model, concurrency, settings.timeout_s)
+    load = Load(settings.url, model, settings.concurrency, settings.timeout_s)
     return await _run_with_bar(load, requests, notices)
 
 
