@@ -79,4 +79,4 @@ async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def official_client(cluster: Cluster) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=120.0)
+    return openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=300.0)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import openai
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from octavo.cli.models import PreparedModel
@@ -55,18 +54,12 @@ def whole_matrix() -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, real_model: PreparedModel) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, real_model: PreparedModel) -> Iterator[Cluster]:
     """The real model, served as the parameter says."""
     with running_cluster(real_model, request.param) as running:
         yield running
         running.assert_idle()
         running.assert_undisturbed()
-
-
-@pytest_asyncio.fixture
-async def client(served: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=300) as opened:
-        yield opened
 
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
@@ -79,9 +72,9 @@ async def together(
     await asyncio.gather(*(assert_follows(reference, continuation, num_tokens=num_tokens) for reference in references))
 
 
-@pytest.mark.parametrize("served", [USUAL], indirect=True)
+@pytest.mark.parametrize("cluster", [USUAL], indirect=True)
 async def test_all_prompts_at_once_with_a_cold_and_a_hot_cache(
-    served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
 ) -> None:
     await together(client, real_references)
     for reference in real_references:
@@ -90,22 +83,24 @@ async def test_all_prompts_at_once_with_a_cold_and_a_hot_cache(
     await together(client, real_references)
 
 
-@pytest.mark.parametrize("served", [USUAL], indirect=True)
-async def test_each_prompt_alone(served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]) -> None:
+@pytest.mark.parametrize("cluster", [USUAL], indirect=True)
+async def test_each_prompt_alone(
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+) -> None:
     for reference in real_references:
         await assert_follows(reference, greedy(client), num_tokens=12)
 
 
-@pytest.mark.parametrize("served", [USUAL], indirect=True)
+@pytest.mark.parametrize("cluster", [USUAL], indirect=True)
 async def test_three_choices_are_each_the_same_as_one(
-    served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
 ) -> None:
     await together(client, real_references[:6], n=3, cache_salt="three")
 
 
-@pytest.mark.parametrize("served", [USUAL], indirect=True)
+@pytest.mark.parametrize("cluster", [USUAL], indirect=True)
 async def test_chat_says_what_the_model_says(
-    served: Cluster, client: openai.AsyncOpenAI, real_model: PreparedModel, real_references: list[Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, real_model: PreparedModel, real_references: list[Reference]
 ) -> None:
     tokenizer = Tokenizer.from_file(str(real_model.folder / "tokenizer.json"))
     for reference in real_references:
@@ -123,29 +118,31 @@ async def test_chat_says_what_the_model_says(
         assert answer.usage.prompt_tokens == len(reference.prompt_ids)
 
 
-@pytest.mark.parametrize("served", [SMALL_CHUNKS], indirect=True)
+@pytest.mark.parametrize("cluster", [SMALL_CHUNKS], indirect=True)
 async def test_small_chunks_without_a_cache(
-    served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
 ) -> None:
     await together(client, real_references)
     assert await cached_tokens_of(client, real_references[0].prompt_ids) == 0
 
 
-@pytest.mark.parametrize("served", [FEW_BLOCKS], indirect=True)
+@pytest.mark.parametrize("cluster", [FEW_BLOCKS], indirect=True)
 async def test_preempted_sequences_in_one_process(
-    served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
 ) -> None:
     await together(client, real_references)
-    assert served.metric("octavo_preemptions_total") > 0
+    assert cluster.metric("octavo_preemptions_total") > 0
 
 
-@pytest.mark.parametrize("served", whole_matrix(), indirect=True)
-async def test_every_combination(served: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]) -> None:
+@pytest.mark.parametrize("cluster", whole_matrix(), indirect=True)
+async def test_every_combination(
+    cluster: Cluster, client: openai.AsyncOpenAI, real_references: list[Reference]
+) -> None:
     for reference in real_references:
         await assert_follows(reference, greedy(client, cache_salt="alone"), num_tokens=8)
     await together(client, real_references, MATRIX_TOKENS)
     await together(client, real_references, MATRIX_TOKENS)
-    tight = served.settings.num_blocks is not None
+    tight = cluster.settings.num_blocks is not None
     # Small chunks let sequences in so slowly that 24 tokens end before blocks are short.
     await together(client, real_references, None if tight else MATRIX_TOKENS, n=3, cache_salt="three")
-    assert not tight or served.metric("octavo_preemptions_total") > 0
+    assert not tight or cluster.metric("octavo_preemptions_total") > 0

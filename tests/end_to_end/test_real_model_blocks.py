@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from octavo.cli.models import PreparedModel
 from support.clusters import Cluster, ServerSettings, Transport, running_cluster
@@ -55,7 +54,7 @@ def whole_matrix(usual: ServerSettings) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, real_model: PreparedModel) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, real_model: PreparedModel) -> Iterator[Cluster]:
     """The real model in a small pool, which swaps whoever has to give way."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OCTAVO_SCHEDULER_PREEMPTION", "swap")
@@ -63,12 +62,6 @@ def served(request: pytest.FixtureRequest, real_model: PreparedModel) -> Iterato
             yield running
             running.assert_idle()
             running.assert_undisturbed()
-
-
-@pytest_asyncio.fixture
-async def client(served: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=300) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -101,41 +94,41 @@ async def give_up(client: openai.AsyncOpenAI, response_id: str, salt: str) -> No
     await client.delete(f"/completions/{response_id}", cast_to=object, options={"params": {"cache_salt": salt}})
 
 
-@pytest.mark.parametrize("served", whole_matrix(SWAPPING), indirect=True)
+@pytest.mark.parametrize("cluster", whole_matrix(SWAPPING), indirect=True)
 async def test_swapped_whole_and_in_part(
-    served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
     salts = ("first", "second", "third", "fourth")
     crowd = (assert_follows(clear["chat_short"], greedy(client, cache_salt=salt), NUM_TOKENS) for salt in salts)
     await asyncio.gather(*crowd)
-    assert served.metric("octavo_preemptions_total", kind="swap") > 0
-    assert served.metric("octavo_preemptions_total", kind="partial_swap") > 0
-    assert served.metric("octavo_transferred_blocks_total", direction="to_host") > 0
-    assert served.metric("octavo_transferred_blocks_total", direction="to_device") > 0
+    assert cluster.metric("octavo_preemptions_total", kind="swap") > 0
+    assert cluster.metric("octavo_preemptions_total", kind="partial_swap") > 0
+    assert cluster.metric("octavo_transferred_blocks_total", direction="to_host") > 0
+    assert cluster.metric("octavo_transferred_blocks_total", direction="to_device") > 0
 
 
-@pytest.mark.parametrize("served", whole_matrix(RESTORING), indirect=True)
+@pytest.mark.parametrize("cluster", whole_matrix(RESTORING), indirect=True)
 async def test_restored_from_the_host_after_eviction(
-    served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
     reference = clear["chat_multiturn"]
     for salt in ("mine", "other", "another", "a third one"):
         await assert_follows(reference, greedy(client, cache_salt=salt), num_tokens=4)
-    restored = served.metric("octavo_prefix_blocks_total", outcome="hit_host")
+    restored = cluster.metric("octavo_prefix_blocks_total", outcome="hit_host")
     await assert_follows(reference, greedy(client, cache_salt="mine"), NUM_TOKENS)
-    assert served.metric("octavo_prefix_blocks_total", outcome="hit_host") > restored
-    assert served.metric("octavo_scheduler_host_prompt_tokens_total") > 0
-    assert served.metric("octavo_transferred_blocks_total", direction="to_device") > 0
+    assert cluster.metric("octavo_prefix_blocks_total", outcome="hit_host") > restored
+    assert cluster.metric("octavo_scheduler_host_prompt_tokens_total") > 0
+    assert cluster.metric("octavo_transferred_blocks_total", direction="to_device") > 0
 
 
-@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
+@pytest.mark.parametrize("cluster", whole_matrix(BRANCHING), indirect=True)
 async def test_forked_at_any_position_of_a_kept_response(
-    served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
     reference = clear["raw_code"]
     parent = await kept(client, reference, "forks")
     tokens = reference.prompt_ids + reference.output_ids[:NUM_TOKENS]
-    num_prompt, forks = len(reference.prompt_ids), served.metric("octavo_forks_total")
+    num_prompt, forks = len(reference.prompt_ids), cluster.metric("octavo_forks_total")
     for num_shared in (
         5,
         num_prompt,
@@ -148,19 +141,19 @@ async def test_forked_at_any_position_of_a_kept_response(
         output, num_cached = await branch(client, parent.id, num_shared, suffix, NUM_TOKENS - start, "forks")
         assert output == reference.output_ids[start:NUM_TOKENS]
         assert num_cached == num_shared - (not suffix)  # one is left to compute logits from
-    assert served.metric("octavo_forks_total") == forks + 5
+    assert cluster.metric("octavo_forks_total") == forks + 5
     await give_up(client, parent.id, "forks")
 
 
-@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
+@pytest.mark.parametrize("cluster", whole_matrix(BRANCHING), indirect=True)
 async def test_branches_say_something_else_than_their_parent(
-    served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
     first, second = clear["prefix_a"], clear["prefix_b"]
     pairs = zip(first.prompt_ids, second.prompt_ids, strict=True)
     num_common = next(place for place, (one, other) in enumerate(pairs) if one != other)
     assert num_common % BLOCK_SIZE
-    forks = served.metric("octavo_forks_total")
+    forks = cluster.metric("octavo_forks_total")
     parent = await kept(client, first, "branches")
     suffix = second.prompt_ids[num_common:]
     branches = [branch(client, parent.id, num_common, suffix, NUM_TOKENS, "branches") for _ in range(2)]
@@ -168,16 +161,16 @@ async def test_branches_say_something_else_than_their_parent(
     *others, (output, _) = await asyncio.gather(*branches, whole)
     assert others == [(second.output_ids[:NUM_TOKENS], num_common)] * 2
     assert output == first.output_ids[8:NUM_TOKENS]
-    assert served.metric("octavo_forks_total") == forks + 3
+    assert cluster.metric("octavo_forks_total") == forks + 3
     await give_up(client, parent.id, "branches")
 
 
-@pytest.mark.parametrize("served", whole_matrix(BRANCHING), indirect=True)
+@pytest.mark.parametrize("cluster", whole_matrix(BRANCHING), indirect=True)
 async def test_branched_from_while_it_runs(
-    served: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
+    cluster: Cluster, client: openai.AsyncOpenAI, clear: dict[str, Reference]
 ) -> None:
     reference = clear["chat_unicode"]
-    num_prompt, forks = len(reference.prompt_ids), served.metric("octavo_forks_total")
+    num_prompt, forks = len(reference.prompt_ids), cluster.metric("octavo_forks_total")
     parent = await client.completions.create(
         model=SERVED_NAME,
         prompt=reference.prompt_ids,
@@ -198,4 +191,4 @@ async def test_branched_from_while_it_runs(
     assert tokens == reference.output_ids[:NUM_TOKENS]
     assert output == reference.output_ids[3:NUM_TOKENS]
     assert num_cached == num_prompt + 2
-    assert served.metric("octavo_forks_total") == forks + 1
+    assert cluster.metric("octavo_forks_total") == forks + 1
