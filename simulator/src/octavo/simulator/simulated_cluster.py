@@ -11,7 +11,7 @@ from typing import Any
 from octavo.common.errors import NotReadyError, StaleEpochError, UnknownResponseError
 from octavo.common.messages.generation import Abort, Forget, Submit, TokenBatch
 from octavo.common.messages.kv import DeclarePool, KvReply, OpenPool, PoolOpened, StreamRefused
-from octavo.common.messages.step import StepPlan, TableDelta, WorkerHello, WorkerReady
+from octavo.common.messages.step import StepPlan, WorkerHello, WorkerReady
 from octavo.kvmanager.host_tier import HostTierSettings
 from octavo.scheduler.core import SchedulerCore
 from octavo.scheduler.core_settings import CoreSettings
@@ -19,6 +19,7 @@ from octavo.scheduler.worker_group import WorkerGroup
 from octavo.simulator.content_check import check_contents
 from octavo.simulator.faulty_cluster import FaultyCluster, SchedulersLink
 from octavo.simulator.fence_watch import FenceWatch
+from octavo.simulator.plan_corruption import with_old_generation
 from octavo.simulator.scripted_gateway import ClientRequest, ScriptedGateway
 from octavo.simulator.tally import Tally
 
@@ -135,9 +136,17 @@ class SimulatedCluster(FaultyCluster):
         self.tally.scheduler(self.core.stats)
         self.core = SchedulerCore(self._shape.core)
         self.group = WorkerGroup(self.core, "pool", self._epochs, lambda ready: self.model)
+        if self.random.random() < 0.7:
+            self._begin_long_step()
         self.cut_worker_link(absence)
         self.cut_kv_link(absence)
         return lost
+
+    def _begin_long_step(self) -> None:
+        """The plans that were sent still arrive, and the first takes long: the next scheduler may come meanwhile."""
+        while self.worker_link is not None and self.worker_link.requests:
+            self._deliver_to_worker()
+        self._due["worker computes"] = self.now + self.random.choice([0.05, 0.3])
 
     def restart_worker(self, absence: int = 0) -> None:
         """See FaultyCluster. The new one cannot know who was there before."""
@@ -301,7 +310,7 @@ class SimulatedCluster(FaultyCluster):
         queue, worker = self.session_worker.queue, self.session_worker
         is_corrupt = False
         if self._corrupts_next_plan and worker.refusal is None:
-            old = _with_old_generation(queue[0], worker.scripted.generation)
+            old = with_old_generation(queue[0], worker.scripted.generation)
             if is_corrupt := old is not None:
                 assert old is not None
                 queue[0] = old
@@ -389,15 +398,3 @@ class SimulatedCluster(FaultyCluster):
         self._check_contents()
         for gateway in [*self.past_gateways, *self.gateways]:
             gateway.assert_ended()
-
-
-def _with_old_generation(plan: StepPlan, generation_of: Callable[[int], int]) -> StepPlan | None:
-    """The plan with the first block that the worker knows at an older generation; None if it names none."""
-    for place, delta in enumerate(plan.table_deltas):
-        for index, block_id in enumerate(delta.block_ids):
-            if (known := generation_of(block_id)) > 1:
-                generations = list(delta.generations)
-                generations[index] = known - 1
-                old = TableDelta(delta.slot, delta.start_index, delta.block_ids, tuple(generations))
-                return replace(plan, table_deltas=[*plan.table_deltas[:place], old, *plan.table_deltas[place + 1 :]])
-    return None
