@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from support.gateway_thread import gateway_in_thread
-from support.running_gateway import says
+from support.running_gateway import running_gateway, says
 from support.small_tokenizer import TOOL_CHAT_TEMPLATE, byte_level_json
 
 TEXT = '<think>Hm.</think>So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -80,3 +81,22 @@ def test_every_route_says_what_it_takes_and_answers(api: Any) -> None:
             if method == "post" and not path.endswith(("cancel", "embeddings")):
                 [body] = operation["requestBody"]["content"].values()
                 assert body["schema"]["$ref"].removeprefix("#/components/schemas/") in names
+
+
+async def test_the_reference_needs_nothing_from_elsewhere() -> None:
+    """Scripts of others would run where the page at /ui keeps its keys."""
+    async with running_gateway(says("x")) as gateway:
+        page = await gateway.http.get("/docs")
+        schema = (await gateway.http.get("/openapi.json")).json()
+        assert [(await gateway.http.get(path)).status_code for path in ("/redoc", "/docs/oauth2-redirect")] == [
+            404,
+            404,
+        ]
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert not re.search(r"<script|https?://|src=", page.text)
+    shown = set(re.findall(r'id="(\w+)"', page.text))
+    assert shown == set(schema["components"]["schemas"])
+    assert set(re.findall(r'href="#(\w+)"', page.text)) <= shown
+    for path in schema["paths"]:
+        assert f"</span> {path}</code>" in page.text
+    assert "<code>stop</code></td>\n<td>string or list of string</td><td>The text ends before" in page.text

@@ -25,6 +25,7 @@ from octavo.gateway import (
     kept_responses,
     models,
     prefix_flush,
+    reference_page,
     responses,
     tokenizer_routes,
     ui_routes,
@@ -79,7 +80,14 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
             await checker.close()
             await admins.close()
 
-    app = FastAPI(title="Octavo", version=version("octavo-gateway"), lifespan=lifespan, responses=errors())
+    app = FastAPI(
+        title="Octavo",
+        version=version("octavo-gateway"),
+        lifespan=lifespan,
+        responses=errors(),
+        docs_url=None,
+        redoc_url=None,
+    )
     describe(app)
     app.add_middleware(
         IntakeMiddleware, max_buffered_bytes=config.max_buffered_body_bytes, timeout_s=config.body_timeout_s
@@ -111,6 +119,7 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     app.include_router(models.router(client))
     app.include_router(explanations.router(config, client))
     app.include_router(health.router(client, admins))
+    app.include_router(reference_page.router(app))
     if config.ui:
         hub = LiveHub(config, client)
         access = OperatorAccess(config, asks_for_api_keys=ring is not None)
