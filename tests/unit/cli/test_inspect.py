@@ -222,6 +222,21 @@ def test_why_is_said_in_words(lively: LivelyServices, capsys: pytest.CaptureFixt
     assert "'r-2' is unknown" in capsys.readouterr().err
 
 
+def test_why_is_asked_of_the_schedulers_of_all_groups(
+    lively: LivelyServices, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away, where = "grpc://127.0.0.1:1", addresses(lively)
+    lively.scheduler.explanations["r-1"] = EXPLANATION
+    groups = {"first": [away, away], "second": [where["kvmanager"], where["scheduler"]]}
+    with registered(RunningServer(os.getpid(), "http://x", away, away, groups)):
+        assert run_why(InspectSettings(), "r-1") == 0
+        assert "request r-1" in capsys.readouterr().out
+        assert run_why(InspectSettings(), "r-2") == 1
+        assert "cannot be asked" in capsys.readouterr().err, "the first one may know it"
+        assert run_why(InspectSettings(pool_id="second"), "r-2") == 1
+        assert "'r-2' is unknown" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [["--watch", "1", "--json"], ["--watch", "1", "--why", "x"]])
 def test_options_that_go_not_together_are_refused(options: list[str]) -> None:
     result = CliRunner().invoke(app, ["inspect", *options])

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import grpc
 from rich.console import Console, Group, RenderableType
@@ -86,15 +87,7 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
     """Say why a request took as long as it did."""
 
     def show() -> int:
-        option = "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
-        address = settings.scheduler or _found(settings, "scheduler", option)
-        try:
-            explanation = asyncio.run(read_explanation(Address.parse(address), request_id, settings.tls))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                message = "is unknown, or ended so long ago that it was forgotten. Its id is the answer's x-request-id"
-                raise CannotInspectError(f"request {request_id!r} {message}") from None
-            raise
+        explanation = asyncio.run(_explanation(settings, request_id))
         if settings.as_json:
             print(json.dumps(explanation))
         else:
@@ -102,6 +95,30 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
         return EXIT_OK
 
     return _said(show)
+
+
+async def _explanation(settings: InspectSettings, request_id: str) -> dict[str, Any]:
+    """From the first scheduler that knows the request."""
+    failure: grpc.aio.AioRpcError | None = None
+    for address in _schedulers(settings):
+        try:
+            return await read_explanation(Address.parse(address), request_id, settings.tls)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                failure = error
+    if failure is not None:
+        raise failure
+    message = "is unknown, or ended so long ago that it was forgotten. Its id is the answer's x-request-id"
+    raise CannotInspectError(f"request {request_id!r} {message}")
+
+
+def _schedulers(settings: InspectSettings) -> list[str]:
+    """The one that is named, that of the pool that is asked for, or those of all groups."""
+    option = "the scheduler's gRPC address: --scheduler grpc://HOST:PORT"
+    if settings.scheduler is not None:
+        return [settings.scheduler]
+    groups = {} if settings.pool_id else _server(settings, option).groups
+    return [scheduler for _, scheduler in groups.values()] or [_found(settings, "scheduler", option)]
 
 
 def _said(show: Callable[[], int]) -> int:
