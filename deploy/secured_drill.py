@@ -55,7 +55,7 @@ class SecuredDrill:
             self.front = Front(self.docker.tls_port, ca)
             status = self.front.post("/v1/completions", {"prompt": "Hello"}).status
             expect(status == 503, f"{status} before there is a key")
-            self.front = Front(self.docker.tls_port, ca, self.new_key("acme"))
+            self.front = Front(self.docker.tls_port, ca, self.new_key("acme", "--requests-per-minute", "600"))
             until(lambda: not why_unanswered(self.front), 60, "an answer by HTTPS")
             found.append("503 without any key; answered by HTTPS, by the project's CA and the key")
 
@@ -70,11 +70,20 @@ class SecuredDrill:
             wrong = Front(self.front.port, self.front.ca_text, "sk-octavo-wrong")
             statuses = [front.post("/v1/completions", body).status for front in (without, wrong)]
             expect(statuses == [401, 401], f"{statuses} without a key, and with a wrong one")
+            until(self.limits_are_shared, 90, "both gateways count in Redis")
             small = Front(self.front.port, self.front.ca_text, self.new_key("small", "--requests-per-minute", "3"))
             until(lambda: small.post("/v1/completions", body).status == 200, 10, "the new key is taken")
-            statuses = [small.post("/v1/completions", body).status for _ in range(5)]
-            expect(statuses.count(429) >= 3, f"{statuses} at 3 requests a minute")
+            statuses = [small.post("/v1/completions", body).status for _ in range(8)]
+            expect(statuses.count(200) <= 3, f"{statuses} at 3 requests a minute")
             found.append(f"401 without a key or with a wrong one; {statuses} after the first at 3 requests a minute")
+
+    def limits_are_shared(self) -> bool:
+        """Some requests in a row were counted in Redis. One that is slow to answer is asked again a second later."""
+        gateways = self.docker.containers("gateway")
+        before = [self.docker.sample(one, "octavo_limiter_fallbacks_total") for one in gateways]
+        for _ in range(6):
+            self.front.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}).read()
+        return before == [self.docker.sample(one, "octavo_limiter_fallbacks_total") for one in gateways]
 
     def strangers(self) -> None:
         with self.report.check("strangers are turned away") as found:
