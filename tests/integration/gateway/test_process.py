@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +92,28 @@ async def test_gateway_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, octavo.gateway.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
+
+
+STARTS_PROCESSES_BESIDE_CALLS = """
+import asyncio, octavo.gateway.main, grpc, uvloop
+
+async def main():
+    server = grpc.aio.server()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    calls = [asyncio.ensure_future(channel.unary_unary("/none/of/them")(b"")) for _ in range(200)]
+    for _ in range(10):
+        await (await asyncio.create_subprocess_exec("/bin/true")).wait()
+    print({type(result).__name__ for result in await asyncio.gather(*calls, return_exceptions=True)})
+    await channel.close()
+    await server.stop(0)
+
+uvloop.run(main())
+"""
+
+
+def test_starting_a_process_beside_calls_writes_nothing() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTS_PROCESSES_BESIDE_CALLS], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.stdout, ran.stderr) == ("{'AioRpcError'}\n", "")

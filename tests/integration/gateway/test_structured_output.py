@@ -100,7 +100,8 @@ async def test_what_cannot_be_is_refused_by_name(gateway: RunningGateway, body: 
         ({"guided_grammar": 'a ::= "b"'}, "guided_grammar: No 'root' rule found"),
         ({"guided_grammar": 'root ::= "\\'}, "guided_grammar: string index out of range"),
         ({"guided_grammar": "start: start"}, "guided_grammar: no text can be of it"),
-        ({"guided_regex": "a("}, "guided_regex: unclosed group"),
+        ({"guided_regex": "a("}, "guided_regex: unclosed group, in the pattern a("),
+        ({"guided_json": {"pattern": "b{1"}}, "guided_json: unclosed counted repetition, in the pattern b{1"),
         ({"guided_regex": "(?=a)b"}, "guided_regex: look-around"),
     ],
 )

@@ -50,11 +50,14 @@ def checked(kind: str, value: Any, tokenizer: llguidance.LLTokenizer) -> dict[st
 
 
 def _reason(problem: object) -> str:
-    """The line that names the fault: of a pattern it is a later one than the first."""
+    """What is wrong. Of a pattern that is a later line than the first, and the pattern stands in the second."""
     lines = str(problem).strip().split("\n")
     if lines[0].startswith("NoExtension"):
         return "no text can be of it"
-    return next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")[:300]
+    for line in lines:
+        if line.startswith("error: "):
+            return f"{line.removeprefix('error: ')}, in the pattern {lines[1].strip()}"[:300]
+    return lines[0][:300]
 
 
 def main() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Awaitable
+
+# gRPC reads it when it is imported. What the gateway starts is another program, which has no use for gRPC's state, and
+# for each one gRPC would write that it cannot hand it over.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from octavo.common.codecs import GENERATE
 from octavo.common.links import Address, Link, connect
