@@ -64,13 +64,13 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def request_fields(body: type[BaseModel], without: type[BaseModel] | None = None) -> str:
-    """Fields of a request body, in the order of their declaration; `without` leaves out those of a base class."""
+    """Fields of a request body, in the order of their declaration; `without` leaves out what is as in a base class."""
     properties = body.model_json_schema()["properties"]
     left_out = without.model_fields if without is not None else {}
     rows = [
         (f"`{name}`", _json_type(schema), " ".join(schema.get("description", "See below.").split()))
         for name, schema in properties.items()
-        if name not in left_out
+        if name not in left_out or name in body.__annotations__
     ]
     return table(("field", "type", "meaning"), rows)
 
