@@ -53,8 +53,8 @@ class SecuredDrill:
             self.docker.up()
             ca = self.docker.run("exec", self.docker.only("front"), "cat", "/certs/ca.pem")
             self.front = Front(self.docker.tls_port, ca)
-            status = self.front.post("/v1/completions", {"prompt": "Hello"}).status
-            expect(status == 503, f"{status} before there is a key")
+            hello = {"prompt": "Hello"}
+            until(lambda: self.front.post("/v1/completions", hello).status == 503, 60, "503 before there is a key")
             self.front = Front(self.docker.tls_port, ca, self.new_key("acme", "--requests-per-minute", "600"))
             until(lambda: not why_unanswered(self.front), 60, "an answer by HTTPS")
             found.append("503 without any key; answered by HTTPS, by the project's CA and the key")
