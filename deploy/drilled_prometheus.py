@@ -32,9 +32,9 @@ class Prometheus:
         rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
         return bool(rules) and all(rule["health"] == "ok" for rule in rules)
 
-    def ask_dashboard(self) -> tuple[int, int]:
-        """How many queries the dashboard has, and how many of them find something. Raises OSError if one is refused."""
+    def dashboard_share(self) -> float:
+        """Of the dashboard's queries, those that find something. Raises OSError if one is refused."""
         panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
         queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
         asked = [self._get("query", query=query.replace("$__rate_interval", "1m")) for query in queries]
-        return len(queries), sum(bool(one["result"]) for one in asked)
+        return sum(bool(one["result"]) for one in asked) / len(queries)
