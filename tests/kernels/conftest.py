@@ -1,4 +1,4 @@
-"""The kernels run on the GPU if there is one, else in Triton's interpreter; without Triton there are none to test."""
+"""The kernels run on the GPU if there is one, else in Triton's interpreter; where Triton has no wheel, not at all."""
 
 from __future__ import annotations
 

@@ -23,7 +23,14 @@ from support.tiny_models import prompt_of, save_tiny_model
 BLOCK_SIZE, BLOCKS, NUM_PROMPT = 16, (3, 0, 2), 33
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3_longrope", "smollm3_window", "granite", "cohere2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "smollm3_window",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("gemma3", "phi3_longrope", "granite", "cohere2")),
+    ],
+)
 @torch.inference_mode()
 def test_logits_equal_those_of_transformers(
     name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,7 +93,7 @@ def test_tokens_come_as_often_as_their_probabilities_say(device: str) -> None:
     assert shares == pytest.approx(probabilities.tolist(), abs=3 / count**0.5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("filters", "kept"),
     [
