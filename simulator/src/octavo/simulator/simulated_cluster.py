@@ -309,7 +309,7 @@ class SimulatedCluster(FaultyCluster):
         self.num_steps += 1
         queue, worker = self.session_worker.queue, self.session_worker
         is_corrupt = False
-        if self._corrupts_next_plan and worker.refusal is None:
+        if self._corrupts_next_plan and worker.refusal is None and not worker.runs_old_step:
             old = with_old_generation(queue[0], worker.scripted.generation)
             if is_corrupt := old is not None:
                 assert old is not None
