@@ -3,7 +3,8 @@
 OctavoError
 ├── InvalidRequestError        the request can never be served as it is
 │   ├── PromptTooLongError     prompt and max_tokens exceed the model's length
-│   └── TokenOutOfRangeError   a token id that the embedding does not have
+│   ├── TokenOutOfRangeError   a token id that the embedding does not have
+│   └── InvalidGrammarError    a grammar that the worker cannot follow
 ├── UnknownModelError          no such model here
 ├── UnknownResponseError       no such response to branch from
 ├── QueueFullError             too many requests wait
@@ -46,6 +47,10 @@ class PromptTooLongError(InvalidRequestError):
 
 class TokenOutOfRangeError(InvalidRequestError):
     reason = "TOKEN_OUT_OF_RANGE"
+
+
+class InvalidGrammarError(InvalidRequestError):
+    reason = "INVALID_GRAMMAR"
 
 
 class UnknownModelError(OctavoError):

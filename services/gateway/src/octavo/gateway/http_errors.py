@@ -15,6 +15,7 @@ from starlette.responses import Response
 from octavo.common.errors import (
     DeadlineExceededError,
     InternalError,
+    InvalidGrammarError,
     InvalidRequestError,
     LinkClosedError,
     NotReadyError,
@@ -84,6 +85,7 @@ ERROR_KINDS: dict[type[OctavoError], ErrorKind] = {
     InvalidRequestError: ErrorKind(400, _INVALID),
     PromptTooLongError: ErrorKind(400, _INVALID, "context_length_exceeded"),
     TokenOutOfRangeError: ErrorKind(400, _INVALID, "token_out_of_range"),
+    InvalidGrammarError: ErrorKind(400, _INVALID, "invalid_grammar"),
     UnknownModelError: ErrorKind(404, _INVALID, "model_not_found"),
     UnknownResponseError: ErrorKind(404, _INVALID, "response_not_found"),
     QueueFullError: ErrorKind(429, "rate_limit_error", "queue_full", is_retryable=True),

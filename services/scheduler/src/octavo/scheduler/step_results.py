@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
 
-from octavo.common.errors import InvalidRequestError, NumericError, ProtocolError
+from octavo.common.errors import InvalidGrammarError, NumericError, ProtocolError
 from octavo.common.messages.generation import TokenLogprobs
 from octavo.common.messages.step import GRAMMAR_FAILED, NOT_FINITE, NOT_READY, StepResult
 from octavo.scheduler.beam_progress import BeamProgress
@@ -146,7 +146,10 @@ class StepResults:
     ) -> None:
         sequence.num_pending_samples -= 1
         if GRAMMAR_FAILED in token_ids:
-            error = InvalidRequestError("the grammar cannot be followed: it is wrong, or needs too much work")
+            error = InvalidGrammarError(
+                "the grammar of guided_*, structured_outputs or response_format cannot be followed: it is wrong, or"
+                " needs too much work"
+            )
             self._requests.fail(sequence.request, error)
         elif NOT_FINITE in token_ids:
             self._requests.fail(sequence.request, NumericError("the model gave logits that are not finite"))
