@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from octavo.cli.gguf_convert import convert_gguf, halves_apart
 from octavo.cli.model_errors import UnsupportedModelError
-from octavo.cli.progress import silent
+from support.silence import silent
 from support.tiny_gguf import TinyGguf
 
 

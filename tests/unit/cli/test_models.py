@@ -16,7 +16,7 @@ from octavo.cli.default_model import unpack
 from octavo.cli.model_cache import cache_root, cached_folder
 from octavo.cli.model_errors import IncompleteModelError, ModelNotFoundError, UnsupportedModelError
 from octavo.cli.models import prepare_model
-from octavo.cli.progress import silent
+from support.silence import silent
 from support.tiny_gguf import TinyGguf
 
 
