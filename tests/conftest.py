@@ -1,11 +1,19 @@
-"""What all tests share: the logs of running servers beside a failure."""
+"""What all tests share: the logs of running servers beside a failure, and kernels that run without a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Generator
 
 import pytest
+
+if importlib.util.find_spec("triton") is not None:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, which importing its module does
 
 _LOG_CHARS = 20_000
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 import torch
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["test_*.py"]
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 
 @pytest.fixture
