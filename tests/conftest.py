@@ -7,7 +7,11 @@ import os
 import sys
 from collections.abc import Generator
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("octavo", deadline=None)  # a loaded machine is no fault of what is tested
+hypothesis.settings.load_profile("octavo")
 
 if importlib.util.find_spec("triton") is not None:
     import torch

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Position, expect
 
 from octavo.kvmanager.block_pool import BlockState
 from support.explanations import EXPLANATION
@@ -81,7 +81,8 @@ def test_a_block_tells_its_state_references_generation_and_owner_when_pointed_at
     rows, columns = int(layout[1]), int(layout[2])
     pitch = box["width"] / columns
     assert box["height"] == pytest.approx(rows * pitch)
-    page.mouse.move(box["x"] + (block % columns + 0.5) * pitch, box["y"] + (block // columns + 0.5) * pitch)
+    place: Position = {"x": (block % columns + 0.5) * pitch, "y": (block // columns + 0.5) * pitch}
+    page.locator("#map-canvas").hover(position=place)  # once it has found its place on the page
     readout = page.locator("#readout")
     expect(readout).to_contain_text(f"Block {block} · active · held by {pool.blocks.ref_counts[block]} tables")
     expect(readout).to_contain_text(f"generation {pool.blocks.generations[block]}")

@@ -199,8 +199,10 @@ async def test_nobody_at_the_address_is_an_os_error(carrier: str, tmp_path: Path
 async def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     address = Address("frames", str(tmp_path / "socket"))
     (tmp_path / "socket").touch()
-    listener = await listen([address], GENERATE, lambda link: None)
+    accepted: list[End] = []
+    listener = await listen([address], GENERATE, lambda link: accepted.append(End(link).bind()))
     (await connect(address, GENERATE, timeout_s=10)).close()
+    await eventually(lambda: [end.ends for end in accepted] == [[None]])
     await listener.close(0)
     assert not (tmp_path / "socket").exists()
 

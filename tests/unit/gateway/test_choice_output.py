@@ -107,7 +107,7 @@ def test_text_offsets_count_characters_before_each_token() -> None:
     assert [token.text_offset for delta in deltas for token in delta.tokens] == [0, 0, 1, 1, 1, 2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, TOKENIZER.get_vocab_size()), min_size=1, max_size=30),
     st.lists(st.sampled_from(["e", " t", "the", "o ", "\ufffd", "é"]), max_size=3),

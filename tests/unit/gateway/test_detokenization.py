@@ -74,7 +74,7 @@ def test_special_tokens_are_left_out_or_shown() -> None:
     assert "".join(deltas_of(BYTE_LEVEL, [bos, think, eos], skip_special_tokens=False)) == BOS + "<think>" + EOS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 2), max_size=40),
     st.booleans(),
@@ -92,7 +92,7 @@ def _ids_of_words_and_byte_texts() -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("tokenizer", [LLAMA, GEMMA], ids=["llama", "gemma"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ids=_ids_of_words_and_byte_texts(), skip_special_tokens=st.booleans())
 def test_sentencepiece_style_equals_decoding_all_ids(
     tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool
@@ -101,7 +101,7 @@ def test_sentencepiece_style_equals_decoding_all_ids(
     assert text == tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from([LLAMA_VOCABULARY[word] for word in WORDS]), max_size=8), st.booleans())
 def test_metaspace_equals_decoding_all_ids(ids: list[int], skip_special_tokens: bool) -> None:
     text = "".join(deltas_of(METASPACE, ids, skip_special_tokens))
@@ -141,7 +141,7 @@ def real_tokenizer() -> Tokenizer:
 
 
 @pytest.mark.real_model
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 49151), max_size=60), skip_special_tokens=st.booleans())
 def test_real_tokenizer_equals_decoding_all_ids(
     real_tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool

@@ -10,7 +10,7 @@ from hypothesis import settings
 from support.pool_machine import PoolMachine
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 @pytest.mark.parametrize("seed", range(20))

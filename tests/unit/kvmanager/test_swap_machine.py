@@ -254,7 +254,7 @@ class SwapMachine(PoolMachine):
 
 
 TestSwapMachine = SwapMachine.TestCase
-TestSwapMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestSwapMachine.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -75,7 +75,7 @@ def test_grammar_that_fails_ends_its_request_alone() -> None:
     free = cluster.submit([3, 4, 6], 20, ignore_eos=True)
     cluster.run()
 
-    assert cluster.failed[failing].reason == "INVALID_REQUEST"
+    assert cluster.failed[failing].reason == "INVALID_GRAMMAR"
     assert "grammar" in cluster.failed[failing].message
     assert len(cluster.output(free)) == 20
     cluster.assert_idle()

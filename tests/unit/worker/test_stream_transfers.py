@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -135,7 +135,6 @@ def devices(seed: int) -> tuple[Device, Device, FakeGpu]:
     )
 
 
-@settings(deadline=None)  # an example takes milliseconds, or a good deal more on a machine that is busy
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_any_order_of_the_streams_leaves_what_one_after_the_other_would(data: st.DataObject, seed: int) -> None:
     """Plans by the rules of `check_transfers`: what a transfer fills is in no table, what it reads has no writer."""
