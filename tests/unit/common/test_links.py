@@ -202,7 +202,7 @@ async def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> No
     accepted: list[End] = []
     listener = await listen([address], GENERATE, lambda link: accepted.append(End(link).bind()))
     (await connect(address, GENERATE, timeout_s=10)).close()
-    await eventually(lambda: [end.ends for end in accepted] == [[None]])
+    await eventually(lambda: any(end.ends for end in accepted))
     await listener.close(0)
     assert not (tmp_path / "socket").exists()
 
