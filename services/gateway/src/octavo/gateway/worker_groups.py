@@ -7,7 +7,6 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
@@ -34,14 +33,6 @@ _MAX_OWNERS = 65_536
 
 
 _LOST = "the scheduler that served it has been lost since, with all that it kept for branches: ask anew without one"
-
-
-class _Owner(NamedTuple):
-    """Who served a request."""
-
-    pool_id: str
-    epoch: int
-    """Of the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +70,8 @@ class WorkerGroups:
         self._tls = tls
         self._groups: dict[str, RoutedGroup] = {}
         self._router = Router(settings.routing)
-        self._owners: OrderedDict[str, _Owner] = OrderedDict()
-        """By request."""
+        self._owners: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        """By request: the pool of the scheduler that has it or had it, and its epoch."""
         self._refusal = ""
         self._is_changed = asyncio.Event()
 
@@ -241,11 +232,11 @@ class WorkerGroups:
         return self._owner(branch.request_id)
 
     def _owner(self, request_id: str) -> RoutedGroup | None:
-        owner = self._owners.get(request_id)
-        return self._groups.get(owner.pool_id) if owner is not None else None
+        pool_id, _ = self._owners.get(request_id, (None, 0))
+        return self._groups.get(pool_id) if pool_id is not None else None
 
     def _own(self, request_id: str, group: RoutedGroup) -> None:
-        self._owners[request_id] = _Owner(group.pool_id, group.client.epoch)
+        self._owners[request_id] = (group.pool_id, group.client.epoch)
         self._owners.move_to_end(request_id)
         if len(self._owners) > _MAX_OWNERS:
             self._owners.popitem(last=False)
@@ -286,8 +277,9 @@ class WorkerGroups:
         owner = self._owners.get(point.request_id) if point is not None else None
         if owner is None:
             return False
-        group = self._groups.get(owner.pool_id)
-        return group is None or group.client.epoch != owner.epoch
+        pool_id, epoch = owner
+        group = self._groups.get(pool_id)
+        return group is None or group.client.epoch != epoch
 
     def _move(
         self,
