@@ -68,7 +68,7 @@ async def test_cached_prefixes_outlive_the_scheduler(
                 stream.start(client, reference.prompt_ids, NUM_TOKENS)
                 for stream, reference in zip(streams, references, strict=True)
             ]
-            for num_tokens, signal_no in ((20, signal.SIGKILL), (150, signal.SIGTERM)):
+            for num_tokens, signal_no in ((20, signal.SIGKILL), (50, signal.SIGTERM)):
                 await asyncio.gather(*(stream.has_tokens(num_tokens) for stream in streams))
                 await asyncio.to_thread(cluster.end_service, "scheduler", signal_no)
             await asyncio.gather(*running)
