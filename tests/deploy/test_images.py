@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,27 @@ def test_images_install_all_that_their_distributions_need(name: str) -> None:
     member = str(DOCKERFILES[name].parent.relative_to(ROOT))
     needed = dependencies(member) | dependencies("libs/common") | dependencies("proto")
     assert needed - {"torch"} <= set(pins(name))
+
+
+def imported_by(folder: Path) -> set[str]:
+    """Packages of others that the sources import, at their start or later."""
+    modules = set[str]()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module.partition(".")[0])
+    names = packages_distributions()
+    others = modules - sys.stdlib_module_names - {"octavo"}
+    return {normal(name) for module in others for name in names.get(module, [module])}
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_images_install_all_that_their_sources_import(name: str) -> None:
+    """triton comes with torch's build for GPUs; who does not name xxhash as the algorithm of hashes needs none."""
+    imported = imported_by(DOCKERFILES[name].parent / "src") | imported_by(ROOT / "libs/common/src")
+    assert imported - set(pins(name)) <= {"torch", "triton", "xxhash"}
 
 
 def test_only_the_worker_gets_torch_and_its_own_version_of_it() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-
-import numpy as np
 
 from octavo.common.messages.generation import ModelInfo
 from octavo.common.messages.token_rules import MIN_REPETITION_PENALTY, NO_RULES, TokenRules
@@ -18,8 +17,8 @@ from octavo.gateway.tokenization import ModelTokenizer
 _MAX_BAD_CHARS = 2048  # about 2 ms of encoding, with and without a space
 LEAST_SHARE = 2.0**-126
 """Of probability that a request may keep: it goes to the worker as a float of 32 bits, in which less is 0."""
-_LEAST_REPETITION = float(np.nextafter(np.float32(MIN_REPETITION_PENALTY), np.float32(1)))
-"""The least one that is not below the bound in 32 bits."""
+_LEAST_REPETITION = math.ceil(MIN_REPETITION_PENALTY * 2**30) / 2**30
+"""The least one that is not below the bound in 32 bits, which are 2^-30 apart around it."""
 _INTEGER = re.compile(r"-?[0-9]{1,10}\Z")
 
 
