@@ -34,7 +34,14 @@ from octavo.cli.local_cluster import LocalCluster
 from octavo.cli.models import PreparedModel
 from octavo.cli.serve_options import ServeOptions
 from octavo.common import logs
-from octavo.common.messages.generation import Abort, SamplingParams, SchedulerMessage, SchedulerStatus, Submit
+from octavo.common.messages.generation import (
+    Abort,
+    SamplingParams,
+    SchedulerMessage,
+    SchedulerStatus,
+    Submit,
+    TokenBatch,
+)
 from octavo.common.runtime import Stop
 
 STALL_CAUSES = ("credits", "admission", "swap")
@@ -70,6 +77,8 @@ class Client:
         if isinstance(message, SchedulerStatus):
             if message.ready:
                 self.is_ready.set()
+            return
+        if not isinstance(message, TokenBatch):
             return
         now = time.perf_counter()
         for failed in message.failed:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
 # Usage: benchmarks/gpu_session.sh [probe|tests|system|kernels|sweep|linears|latency|engine|profile|serve|copies|l1|
-#            steady|baselines|loading|fp8|stash|reference]...
+#            steady|baselines|loading|fp8|power|stash|reference]...
 # `stash` keeps the pieces of SmolLM2 in .smol/ for `reference`, which wants all of them (or a folder in OCTAVO_TEST_MODEL).
 # ENGINE_ARGS, SERVE_ARGS and TEST_ARGS are passed on, for example SERVE_ARGS="L1 W1 --no-check".
 # Packages come from the environment, or from wheels in .wheels/ where no registry can be reached.
@@ -91,6 +91,7 @@ for part in "${@:-kernels}"; do
         l1) timed l1 "$PYTHON" benchmarks/gpu_single_row.py ;;
         steady) timed steady "$PYTHON" benchmarks/gpu_engine.py S256 ;;
         baselines) timed baselines baselines ;;
+        power) timed power "$PYTHON" benchmarks/gpu_power.py ;;
         stash) timed stash stash ;;
         reference) timed reference reference ;;
         loading) timed loading "$PYTHON" benchmarks/gpu_loading.py ;;

@@ -66,7 +66,7 @@ def test_the_processes_start_from_the_bottom_up() -> None:
         "octavo.scheduler.main",
         "octavo.gateway.main",
     ]
-    assert sum(process.stop_within_s for process in processes) < 5
+    assert sum(process.stop_within_s for process in processes) < 9
 
 
 def test_every_service_takes_the_settings_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,10 @@ _PASSIVE_WAIT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 """OpenMP threads that spin while they wait slow a worker down many times over once a neighbour uses a core."""
 
 
+_WORKER_LEAVES_S = 4.0
+"""The system takes seconds to take a GPU's memory, and host memory locked for it, from a process that has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
     """One child process as it is to be started, and started again."""
@@ -117,6 +121,7 @@ def _group(options: ServeOptions, model: PreparedModel, run_dir: Path, pool: str
         },
         drain_s=0.5,
         defaults=_PASSIVE_WAIT,
+        leave_s=_WORKER_LEAVES_S,
     )
     scheduler = _process(
         "scheduler",
@@ -185,6 +190,7 @@ def _process(
     settings: dict[str, object],
     drain_s: float,
     defaults: Mapping[str, str] = MappingProxyType({}),
+    leave_s: float = 0.5,
 ) -> ServiceProcess:
     settings = {"log_level": options.log_level, "drain_grace_s": drain_s, **settings}
     return ServiceProcess(
@@ -196,5 +202,5 @@ def _process(
             if value is not None
         },
         defaults=dict(defaults),
-        stop_within_s=drain_s + 0.5,
+        stop_within_s=drain_s + leave_s,
     )
