@@ -57,6 +57,13 @@ class SingleServices:
         with self._processes.pop(name) as process:
             process.kill()
 
+    def suspend(self, name: str) -> None:
+        """It does nothing any more, and its connections stay."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self._processes[name].send_signal(signal.SIGCONT)
+
     def socket(self, name: str) -> Path:
         return self.folder / f"{name}.sock"
 

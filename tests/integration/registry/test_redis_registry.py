@@ -207,24 +207,54 @@ async def test_an_outage_changes_nothing_and_members_come_back_by_themselves(ser
         assert roster.members == [], "both have left"
 
 
-@pytest.mark.parametrize("fault", [RunningRedis.set_full, RunningRedis.set_replica], ids=["full", "a replica"])
+REFUSES_WRITES = pytest.mark.parametrize(
+    "fault", [RunningRedis.set_full, RunningRedis.set_replica], ids=["full", "a replica"]
+)
+
+
+@REFUSES_WRITES
 async def test_a_registry_that_refuses_to_write_ends_nobody_and_gives_no_lease(
     fault: Callable[[RunningRedis, bool], None], server: RunningRedis
 ) -> None:
     async with registry_of(server) as registry:
-        holder, standby = (Membership(registry, scheduler(name), 0.3) for name in "ab")
+        holder, standby = (Membership(registry, scheduler(name), 0.6) for name in "ab")
         epoch = await holder.take_lease()
         async with running(holder) as holding:
-            fault(server, True)
             waiting = asyncio.create_task(standby.take_lease())
-            await asyncio.sleep(0.8)
-            assert not (holding.done() or waiting.done())
-            assert "the registry does not answer" in standby.waits_for
-            waiting.cancel()  # the lease has expired meanwhile: whoever is first would have it
-            fault(server, False)
-            await asyncio.sleep(0.3)
+            await eventually(lambda: "which a holds" in standby.waits_for)
+            fault(server, True)
+            await eventually(lambda: "the registry does not answer" in standby.waits_for)
+            await asyncio.sleep(1.0)
+            fault(server, False)  # the lease has expired meanwhile
+            await asyncio.sleep(0.5)
+            assert not (holding.done() or waiting.done()), "the holder may renew it first"
             assert [(member.member_id, member.epoch) for member in await registry.members()] == [("a", epoch)]
-            assert not holding.done()
+        assert await asyncio.wait_for(waiting, 3.0) > epoch
+
+
+@REFUSES_WRITES
+async def test_nobody_is_forgotten_while_nobody_can_renew(
+    fault: Callable[[RunningRedis, bool], None], server: RunningRedis
+) -> None:
+    async with registry_of(server) as registry:
+        roster = Roster(registry, keep_s=0.6)
+        names = lambda: {member.member_id for member in roster.members}  # noqa: E731
+        async with running(Membership(registry, scheduler("a"), 0.3)):
+            await registry.register(scheduler("dies"), 0.3)
+            await roster.refresh()
+            assert names() == {"a", "dies"}
+            fault(server, True)
+            began = time.monotonic()
+            while time.monotonic() - began < 1.5:
+                await roster.refresh()
+                await asyncio.sleep(0.1)
+            assert (names(), "does not answer" in roster.away_reason) == ({"a", "dies"}, True)
+            fault(server, False)
+            began = time.monotonic()
+            while time.monotonic() - began < 1.5:
+                await roster.refresh()
+                await asyncio.sleep(0.1)
+            assert (names(), roster.away_reason) == ({"a"}, "")
 
 
 async def test_who_starts_before_the_registry_waits_for_it(server: RunningRedis) -> None:

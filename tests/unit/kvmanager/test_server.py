@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from octavo.common.messages.kv import (
     Admission,
@@ -120,6 +121,15 @@ async def test_a_higher_epoch_takes_the_pool_and_cuts_the_old_scheduler_off(serv
     [reply] = await new.send(step(1))
     assert isinstance(reply, KvReply)
     assert reply.counts.active == 0
+
+
+async def test_a_stream_that_has_ended_is_not_refused_when_the_next_one_opens_the_pool(server: KvManagerServer) -> None:
+    first, second = Scheduler(server), Scheduler(server)
+    await first.send(opening(epoch=5))
+    first.link.close()
+    with capture_logs() as lines:
+        await second.send(opening(epoch=6))
+    assert [line["event"] for line in lines] == ["stream ended", "pool opened"]
 
 
 async def test_the_epoch_is_remembered_after_the_stream_has_ended(server: KvManagerServer) -> None:

@@ -287,17 +287,18 @@ async def test_a_scheduler_that_waits_for_its_worker_always_says_so(monkeypatch:
 
 async def test_gateways_are_told_the_load_and_whose_it_is() -> None:
     host = FakeHost()
-    host.step_s = 0.02
+    host.step_s = 0.2
     async with running(host, pool_id="left") as (scheduler, gateway, _):
         await eventually(lambda: gateway.statuses[-1].ready)
         assert (gateway.statuses[-1].pool_id, gateway.statuses[-1].epoch) == ("left", FIRST_EPOCH)
         for request_no in range(1, NUM_SLOTS + 3):
             gateway.submit(request_no, [5] * 20, max_tokens=60)
-        await eventually(lambda: gateway.loads[-1].num_running == NUM_SLOTS)
+        await eventually(
+            lambda: gateway.loads[-1].num_running == NUM_SLOTS and gateway.loads[-1] == scheduler.core.load
+        )
         busy = gateway.loads[-1]
         assert (busy.num_waiting, busy.num_waiting_tokens, busy.max_num_running) == (2, 40, NUM_SLOTS)
         assert busy.num_available_blocks <= busy.num_blocks - NUM_SLOTS
-        assert busy == scheduler.core.load
         for request_no in range(1, NUM_SLOTS + 3):
             gateway.link.send(Abort(request_no))
         await eventually(lambda: (gateway.loads[-1].num_running, gateway.loads[-1].num_waiting) == (0, 0))

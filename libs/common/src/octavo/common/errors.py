@@ -12,6 +12,7 @@ OctavoError
 ├── NotReadyError              no model is loaded, or a service it needs is away
 ├── OverloadedLinkError        the other end reads too slowly, its buffer is full
 ├── LinkClosedError            the other end is gone
+│   └── UnresponsiveError      nothing comes from it any more: it hangs, or the way to it does
 ├── ProtocolError              a message that breaks the contract: a bug, or two versions
 │   ├── ProtocolVersionError   the two ends speak no common version
 │   ├── StaleEpochError        the sender has been replaced
@@ -79,6 +80,10 @@ class OverloadedLinkError(OctavoError):
 
 class LinkClosedError(OctavoError):
     reason = "LINK_CLOSED"
+
+
+class UnresponsiveError(LinkClosedError):
+    reason = "UNRESPONSIVE"
 
 
 class ProtocolError(OctavoError):

@@ -132,7 +132,7 @@ class KvManagerServer:
     def open_pool(self, opening: OpenPool, stream: _Stream) -> tuple[_Lease, PoolOpened]:
         """The pool for this stream: as it was, if the scheduler may resume it, else one in which nobody holds a block.
 
-        What was cached in the same life of the memory stays so. The stream that drove the pool before, if any, is
+        What was cached in the same life of the memory stays so. The stream that drives the pool, if any, is
         closed. Raises StaleEpochError if a scheduler with a higher epoch has opened the pool before.
         """
         highest = self._highest_epoch(opening.pool_id)
@@ -141,7 +141,7 @@ class KvManagerServer:
         self._epochs[opening.pool_id] = opening.epoch
         lease = self._leases.get(opening.pool_id)
         is_resumed = opening.resume_boot_epoch == self.boot_epoch and lease is not None and lease.can_resume(opening)
-        if lease is not None and lease.stream is not stream:
+        if lease is not None and lease.stream is not stream and not lease.stream.has_ended:
             lease.stream.refuse(StaleEpochError(f"epoch {opening.epoch} has opened the pool"))
         if lease is None or not is_resumed:
             lease = _Lease(opening, self._new_pool(opening, lease), stream)
@@ -188,6 +188,7 @@ class _Stream:
         self._server = server
         self._link = link
         self._lease: _Lease | None = None
+        self.has_ended = False
 
     def receive(self, message: KvManagerRequest) -> None:
         try:
@@ -216,6 +217,7 @@ class _Stream:
         self._link.close()
 
     def ended(self, error: OctavoError | None) -> None:
+        self.has_ended = True
         if isinstance(error, LinkClosedError):
             log.warning("stream lost", pool_id=self._pool_id, error=error.message)
         elif error is not None:

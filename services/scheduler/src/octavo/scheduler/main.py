@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import prometheus_client
 
@@ -31,7 +32,14 @@ async def serve(config: SchedulerConfig, stop: runtime.Stop) -> None:
 
 async def _serve(config: SchedulerConfig, participant: Participant, epoch: int, stop: runtime.Stop) -> None:
     peers = _Peers(config, participant)
-    server = SchedulerServer(config, peers.connect_kvmanager, peers.connect_worker, epoch, lambda: peers.boot_epoch)
+    server = SchedulerServer(
+        config,
+        peers.connect_kvmanager,
+        peers.connect_worker,
+        epoch,
+        lambda: peers.boot_epoch,
+        peers.worker_hangs,
+    )
     participant.tell(lambda: _figures(server), lambda: server.epoch)
     gc.disable()  # the server collects when nothing runs
     prometheus_client.REGISTRY.register(SchedulerCollector(server.core))
@@ -59,6 +67,8 @@ class _Peers:
         """The highest of a registered KV manager of the pool."""
         self._worker_id = ""
         """Of the registered worker that was reached last."""
+        self._hung_at: dict[str, float] = {}
+        """worker |-> when it was last given up because it did not answer"""
 
     async def connect_kvmanager(self) -> KvLink:
         config, address = self._config, self._config.kvmanager
@@ -69,13 +79,15 @@ class _Peers:
         return await connect(address, KV_STEPS, config.connect_timeout_s, config.link_tls)
 
     async def connect_worker(self) -> WorkerLink:
-        """Of several the one that was reached last, which may have only been cut off; then those that are loaded."""
+        """Of several the one that was reached last, which may have only been cut off; then those that are loaded. Those
+        that have hung come after all others, the one that did so last at the end."""
         config = self._config
         if config.worker is not None:
             return await connect(config.worker, WORKER_STEPS, config.connect_timeout_s, config.link_tls)
 
-        def rank(member: Member) -> tuple[bool, float, str]:
-            return member.member_id != self._worker_id, -member.load.get("loaded", 0.0), member.member_id
+        def rank(member: Member) -> tuple[float, bool, float, str]:
+            hung_at = self._hung_at.get(member.member_id, 0.0)
+            return hung_at, member.member_id != self._worker_id, -member.load.get("loaded", 0.0), member.member_id
 
         failures: list[str] = []
         for member in sorted(self._participant.find_all(Role.WORKER, config.pool_id), key=rank):
@@ -88,6 +100,10 @@ class _Peers:
                 self._worker_id = member.member_id
                 return link
         raise OSError("; ".join(failures))
+
+    def worker_hangs(self) -> None:
+        """The worker that was reached last does not answer."""
+        self._hung_at[self._worker_id] = time.monotonic()
 
 
 def main() -> None:

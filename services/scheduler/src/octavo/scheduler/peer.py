@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from octavo.common.errors import LinkClosedError, OctavoError, StaleEpochError
+from octavo.common.errors import LinkClosedError, OctavoError, StaleEpochError, UnresponsiveError
 from octavo.common.links import Link
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ class Peer(Generic[Sent, Received]):
         finally:
             opened.cancel()
         if not self._opened.is_set() and not ended.done():
-            return LinkClosedError(f"{self.name} has not answered within {self._open_timeout_s} s"), True
+            return UnresponsiveError(f"{self.name} has not answered within {self._open_timeout_s} s"), True
         reason: tuple[OctavoError, bool] = await ended
         return reason
 
@@ -115,7 +115,8 @@ class Peer(Generic[Sent, Received]):
             self.give_up(error, can_resume=False)
 
     def _closed(self, error: OctavoError | None) -> None:
-        self.give_up(LinkClosedError(f"{self.name} lost" + (f": {error}" if error else "")), can_resume=True)
+        kind = UnresponsiveError if isinstance(error, UnresponsiveError) else LinkClosedError
+        self.give_up(kind(f"{self.name} lost" + (f": {error}" if error else "")), can_resume=True)
 
     def _close(self) -> None:
         link, self._link, self._ended = self._link, None, None

@@ -19,6 +19,7 @@ from octavo.common.errors import (
     OctavoError,
     ProtocolError,
     StaleEpochError,
+    UnresponsiveError,
     from_reason,
 )
 from octavo.common.links import Link
@@ -75,10 +76,12 @@ class SchedulerServer:
         connect_worker: Callable[[], Awaitable[WorkerLink]],
         first_epoch: int | None = None,
         least_boot_epoch: Callable[[], int] = int,
+        on_worker_hangs: Callable[[], None] = lambda: None,
     ) -> None:
         """`first_epoch`: fencing number of this process; None takes the milliseconds since 1970.
 
         A KV manager whose boot epoch is below `least_boot_epoch` has been replaced, and is refused.
+        `on_worker_hangs` is called before `connect_worker` if the last worker was given up because it did not answer.
         """
         self.core = SchedulerCore(
             CoreSettings(
@@ -103,6 +106,7 @@ class SchedulerServer:
         self._config = config
         self._first_epoch = first_epoch or int(time.time() * 1000)
         self._least_boot_epoch = least_boot_epoch
+        self._on_worker_hangs = on_worker_hangs
         epochs = itertools.count(self._first_epoch)
         self._group = WorkerGroup(self.core, config.pool_id, epochs, self._model_of)
         self._connect_kvmanager = connect_kvmanager
@@ -259,6 +263,8 @@ class SchedulerServer:
 
     def _on_worker_lost(self, error: OctavoError, can_resume: bool) -> None:
         self._group.worker_lost(can_resume=can_resume)
+        if isinstance(error, UnresponsiveError):
+            self._on_worker_hangs()
         if not can_resume:
             self._has_worker_life.clear()
         self._went_away(self._worker, error, can_resume)
@@ -308,10 +314,10 @@ class SchedulerServer:
             now = time.monotonic()
             step, config = self.core.oldest_step, self._config
             if step is not None and now - step.launched_at > config.step_timeout_s and self.core.has_worker:
-                error = LinkClosedError(f"the worker has not finished a step within {config.step_timeout_s} s")
+                error = UnresponsiveError(f"the worker has not finished a step within {config.step_timeout_s} s")
                 self._worker.give_up(error, can_resume=False)
             if self._kv_asked_at is not None and now - self._kv_asked_at > config.kvmanager_timeout_s:
-                error = LinkClosedError(f"the KV manager has not answered within {config.kvmanager_timeout_s} s")
+                error = UnresponsiveError(f"the KV manager has not answered within {config.kvmanager_timeout_s} s")
                 self._kvmanager.give_up(error, can_resume=True)
             self._fail_overdue(now)
             self._tell_status()

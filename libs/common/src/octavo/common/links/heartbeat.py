@@ -10,7 +10,7 @@ import asyncio
 from abc import abstractmethod
 from typing import Any
 
-from octavo.common.errors import LinkClosedError
+from octavo.common.errors import LinkClosedError, UnresponsiveError
 from octavo.common.links.link import Link
 
 HEARTBEAT_S = 1.0
@@ -50,7 +50,7 @@ class BeatingLink(Link[Any, Any]):
             return
         self._num_silent_beats += 1
         if self._num_silent_beats >= LOST_BEATS:
-            self._give_up(LinkClosedError(f"nothing has come for {LOST_BEATS * HEARTBEAT_S:g} s"))
+            self._give_up(UnresponsiveError(f"nothing has come for {LOST_BEATS * HEARTBEAT_S:g} s"))
             return
         self._send_heartbeat()
         self._begin_beats()

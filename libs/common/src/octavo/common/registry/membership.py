@@ -55,21 +55,38 @@ class Membership:
         """
         role, pool_id = self._member.role, self._member.pool_id
         self.waits_for = f"waits for the lease of {role} for pool {pool_id!r}"
+        is_held = False
         while True:
             try:
                 at_least = int(time.time() * 1000)
                 grant = await self._registry.take_lease(role, pool_id, self._member.member_id, self._ttl_s, at_least)
             except RegistryAwayError as error:
                 self.waits_for = f"waits for the lease of {role} for pool {pool_id!r}: {error}"
+                if is_held:
+                    await self._leave_time_to_renew()
             else:
                 if grant.epoch:
                     break
+                is_held = True
                 self.waits_for = f"waits for the lease of {role} for pool {pool_id!r}, which {grant.holder_id} holds"
-            await asyncio.sleep(min(_RETRY_S, self._ttl_s / 3) * random.uniform(0.5, 1.0))
+            await self._pause()
         self._has_lease, self.waits_for = True, ""
         self._member = replace(self._member, epoch=grant.epoch)
         log.info("lease taken", role=role, pool_id=pool_id, epoch=grant.epoch)
         return grant.epoch
+
+    async def _leave_time_to_renew(self) -> None:
+        """Return `ttl_s` after the registry is back: a lease that expired meanwhile is the holder's still, if it lives."""
+        is_back = False
+        while not is_back:
+            await self._pause()
+            with contextlib.suppress(RegistryAwayError):
+                await self._registry.members()
+                is_back = True
+        await asyncio.sleep(self._ttl_s)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(min(_RETRY_S, self._ttl_s / 3) * random.uniform(0.5, 1.0))
 
     async def run(self) -> None:
         """Register and renew until cancelled, then leave. Raises LeaseLostError if another member took the lease.

@@ -43,6 +43,7 @@ redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
 _LIST = (
     _NOW
     + """
+redis.call('ZADD', KEYS[1], 'XX', 0, '')
 local told = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now), '+inf')) do
   local member = redis.call('GET', ARGV[1] .. id)
@@ -51,6 +52,8 @@ end
 return told
 """
 )
+"""KEYS: members. ARGV: what the keys of members begin with. The ZADD changes nothing. It fails in a Redis that takes no
+writes, being full or a replica: that one forgets all who cannot renew, and is as good as away."""
 
 # Epochs are above 2 ** 40 and below 2 ** 63. Lua's numbers are doubles: exact up to 2 ** 53, which milliseconds since
 # 1970 do not reach for 280,000 years.
