@@ -76,7 +76,7 @@ class Membership:
         return grant.epoch
 
     async def _leave_time_to_renew(self) -> None:
-        """Return `ttl_s` after the registry is back: a lease that expired meanwhile is the holder's still, if it lives."""
+        """Return `ttl_s` after the registry is back: what expired meanwhile is the holder's still, if it lives."""
         is_back = False
         while not is_back:
             await self._pause()
