@@ -47,7 +47,7 @@ def load_core(config: WorkerConfig, progress: SetProgress) -> WorkerCore:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     progress("reading config.json")
-    device = _device(config.device)
+    device = chosen_device(config.device)
     folder = open_model(config.model_folder, config.max_model_len)
     dtype = _dtype(config.dtype, folder.dtype, device)
     sizes = step_sizes(config, default_sizes(device))
@@ -125,9 +125,10 @@ def _new_runner(
     )
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """The device of this name. Raises ModelLoadError if there is none."""
     if name != "auto":
-        return torch.device(name)
+        return _named_device(name)
     if torch.cuda.is_available():
         return torch.device("cuda")
     if GPU_FILE.exists():
@@ -137,6 +138,17 @@ def _device(name: str) -> torch.device:
             built_for_cuda=torch.version.cuda or "none",
         )
     return torch.device("cpu")
+
+
+def _named_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device {name!r}: {error}") from error
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        raise ModelLoadError(f"device {name!r}: torch {torch.__version__}, {built}, finds {count} GPUs here")
+    return device
 
 
 def default_sizes(device: torch.device) -> StepSizes:
