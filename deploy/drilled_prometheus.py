@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 DASHBOARD = Path(__file__).with_name("monitoring") / "grafana/dashboards/octavo.json"
+OPERATIONS = Path(__file__).parents[1] / "docs/operations.md"
 
 
 class Prometheus:
@@ -16,12 +18,11 @@ class Prometheus:
         """`port`: of this machine."""
         self._address = f"http://127.0.0.1:{port}/api/v1"
 
-    def _get(self, path: str, **parameters: str) -> dict[str, Any]:
+    def _get(self, path: str, **parameters: str) -> Any:
         """Raises OSError if it does not answer, or does not take a query."""
         address = f"{self._address}/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(address, timeout=10) as answer:
-            data: dict[str, Any] = json.load(answer)["data"]
-            return data
+            return json.load(answer)["data"]
 
     def scraped_jobs(self) -> list[str]:
         """The job of each replica that is up."""
@@ -32,9 +33,19 @@ class Prometheus:
         rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
         return bool(rules) and all(rule["health"] == "ok" for rule in rules)
 
-    def dashboard_share(self) -> float:
-        """Of the dashboard's queries, those that find something. Raises OSError if one is refused."""
+    def undocumented_metrics(self) -> list[str]:
+        """Those of the services that have no row in docs/operations.md."""
+        rows = set(re.findall(r"^\| `(octavo_\w+)` \|", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE))
+        names = [name for name in self._get("label/__name__/values") if name.startswith("octavo_")]
+        names = [re.sub(r"_(bucket|sum|count)$", "", name) for name in names if not name.endswith("_created")]
+        return sorted(set(names) - rows)
+
+    def silent_panels(self) -> list[str]:
+        """Panels of the dashboard none of whose queries finds a number. Raises OSError if one is refused."""
         panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-        queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-        asked = [self._get("query", query=query.replace("$__rate_interval", "1m")) for query in queries]
-        return sum(bool(one["result"]) for one in asked) / len(queries)
+        queries = {panel["title"]: [one["expr"] for one in panel["targets"]] for panel in panels if "targets" in panel}
+        return [title for title, asked in queries.items() if not any(map(self._finds_a_number, asked))]
+
+    def _finds_a_number(self, query: str) -> bool:
+        result = self._get("query", query=query.replace("$__rate_interval", "1m"))["result"]
+        return any(series["value"][1] != "NaN" for series in result)

@@ -14,7 +14,7 @@ def test_a_device_that_is_there_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("cuda:99", r"device 'cuda:99': torch .*, built .*CUDA.*, finds \d+ GPUs here"), ("gpu", "'gpu'")]
+    ("name", "said"), [("cuda:99", r"'cuda:99': torch .*, built .*CUDA.*, finds \d+ GPUs here"), ("gpu", "'gpu'")]
 )
 def test_a_device_that_is_not_there_is_refused_by_name(name: str, said: str) -> None:
     with pytest.raises(ModelLoadError, match=said):

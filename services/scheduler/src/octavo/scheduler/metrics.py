@@ -52,15 +52,14 @@ class SchedulerCollector(Collector):
             ("octavo_worker_starved_seconds", "Time that the worker had no plan.", stats.worker_idle_s),
         ):
             yield CounterMetricFamily(name, text, value=total)
-        if core.cost is not None:
-            copying = GaugeMetricFamily("octavo_block_copy_seconds", "To copy a KV block between device and host.")
-            computing = GaugeMetricFamily("octavo_block_compute_seconds", "To compute a KV block of a prompt.")
-            if core.cost.knows_link:
-                copying.add_metric([], core.cost.copy_s)
-            if core.cost.knows_prefill:
-                computing.add_metric([], core.cost.compute_s)
-            yield copying
-            yield computing
+        copying = GaugeMetricFamily("octavo_block_copy_seconds", "To copy a KV block between device and host.")
+        computing = GaugeMetricFamily("octavo_block_compute_seconds", "To compute a KV block of a prompt.")
+        if core.cost is not None and core.cost.knows_link:
+            copying.add_metric([], core.cost.copy_s)
+        if core.cost is not None and core.cost.knows_prefill:
+            computing.add_metric([], core.cost.compute_s)
+        yield copying
+        yield computing
         preemptions = CounterMetricFamily(
             "octavo_preemptions", "Sequences whose blocks were taken away, by what became of them.", labels=["kind"]
         )

@@ -13,8 +13,10 @@ IDLE_SECONDS = Counter("octavo_worker_idle_seconds", "Time in which the worker h
 TOKENS = Counter("octavo_worker_tokens", "Tokens computed (prefill, decode) and sampled.", ["kind"])
 PREFILL_TOKENS, DECODE_TOKENS, SAMPLED_TOKENS = (TOKENS.labels(kind) for kind in ("prefill", "decode", "sampled"))
 NOT_FINITE_TOKENS = Counter("octavo_worker_not_finite_tokens", "Samples refused because their logits were not finite.")
-OPEN_SLOTS = Gauge("octavo_worker_open_slots", "Slots that hold a sequence.")
+OPEN_SLOTS = Gauge("octavo_worker_open_slots", "Slots that held a sequence in the last step.")
 TRANSFERRED_BYTES = Counter(
     "octavo_worker_transferred_bytes", "K and V copied between device and host memory.", ["direction"]
 )
+for _direction in ("to_host", "to_device"):
+    TRANSFERRED_BYTES.labels(_direction)  # is there before the first copy, at 0
 REFUSED_PLANS = Counter("octavo_worker_refused_plans", "Plans that were refused.", ["reason"])
