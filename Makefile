@@ -102,7 +102,7 @@ $(VENV_DONE):
 
 $(PACKAGES_DONE): $(VENV_DONE) constraints.txt $(MEMBERS:%=%/pyproject.toml) $(PROTOS)
 	@echo '==> installing the services and what they need into $(VENV); the first time takes some minutes'
-	$(PIP) $(EDITABLE)
+	$(PIP) $(EDITABLE) || { echo 'If pip found no package index: the README, under "Run it", tells how to name one' >&2; exit 1; }
 	@touch $@
 
 $(DEV_DONE): $(PACKAGES_DONE) requirements-dev.txt

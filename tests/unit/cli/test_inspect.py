@@ -216,7 +216,7 @@ def test_why_is_said_in_words(lively: LivelyServices, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     for part in ("request r-1", "first token after 1.50 s", "no blocks", "1.25 s", "evicted", "which cost 12.0 ms"):
         assert part in shown
-    assert run_why(replace(settings, as_json=True), "r-1") == 0
+    assert run_why(replace(settings, as_json=True), "chatcmpl-r-1") == 0, "by the id of its answer"
     assert json.loads(capsys.readouterr().out) == EXPLANATION
     assert run_why(settings, "r-2") == 1
     assert "'r-2' is unknown" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from octavo.cli.default_model import unpack
 from octavo.cli.model_cache import cache_root, cached_folder
-from octavo.cli.model_errors import IncompleteModelError, ModelNotFoundError, UnsupportedModelError
+from octavo.cli.model_errors import IncompleteModelError, ModelCacheError, ModelNotFoundError, UnsupportedModelError
 from octavo.cli.models import prepare_model
 from support.silence import silent
 from support.tiny_gguf import TinyGguf
@@ -127,6 +128,24 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_root() == Path("/home/someone/.cache/octavo")
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    monkeypatch.setenv("OCTAVO_CACHE", str(in_the_way))
+    with pytest.raises(ModelCacheError, match=r"file/models: .*Not a directory.*Set OCTAVO_CACHE"):
+        cached_folder("model", Path.mkdir, silent)
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+
+    def fill_the_disk(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ModelCacheError, match=r"No space left.*Set OCTAVO_CACHE"):
+        cached_folder("model", fill_the_disk, silent)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["model.lock"]
 
 
 @pytest.mark.parametrize("argument", ["./not-here", "not-here", "/not/here/at/all", "not/here.gguf", "../not/here"])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.cli.models import PreparedModel
-from octavo.cli.serve import PortInUseError, check_port, greeting_text
+from octavo.cli.serve import CannotListenError, check_port, greeting_text
 from octavo.cli.serve_options import ServeOptions
 from octavo.cli.service_processes import ServiceProcess, members, service_processes
 from octavo.common.roles import Role
@@ -35,7 +35,7 @@ def config_of(process: ServiceProcess, config: type[BaseSettings], monkeypatch: 
 def test_a_port_in_use_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(PortInUseError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--port {port + 1}"):
+        with pytest.raises(CannotListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--port {port + 1}"):
             check_port("127.0.0.1", port)
 
         result = CliRunner().invoke(app, ["serve", "--port", str(port), "--model", "/not/looked/at"])
@@ -46,7 +46,7 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
 
 
 def test_an_unknown_host_is_told() -> None:
-    with pytest.raises(PortInUseError, match=r"cannot listen on not-a-host\.invalid:8000"):
+    with pytest.raises(CannotListenError, match=r"cannot listen on not-a-host\.invalid:8000.* --host 0\.0\.0\.0"):
         check_port("not-a-host.invalid", 8000)
 
 

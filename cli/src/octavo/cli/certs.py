@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,8 @@ def _certificates() -> Iterator[ModuleType]:
     try:
         from octavo.cli import certificates
     except ImportError:
-        screen.say("certificates need the package cryptography: pip install 'octavo-cli[certs]'", style="red")
+        command = f"{sys.executable} -m pip install 'octavo-cli[certs]'"
+        screen.say(f"certificates need the package cryptography: {command}", style="red")
         raise typer.Exit(1) from None
     try:
         yield certificates

@@ -97,8 +97,11 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
     return _said(show)
 
 
-async def _explanation(settings: InspectSettings, request_id: str) -> dict[str, Any]:
-    """From the first scheduler that knows the request."""
+async def _explanation(settings: InspectSettings, named: str) -> dict[str, Any]:
+    """From the first scheduler that knows the request, which is named by its id or by that of its answer."""
+    from octavo.gateway.response_ids import request_id_of
+
+    request_id = request_id_of(named)
     failure: grpc.aio.AioRpcError | None = None
     for address in _schedulers(settings):
         try:
@@ -108,8 +111,8 @@ async def _explanation(settings: InspectSettings, request_id: str) -> dict[str, 
                 failure = error
     if failure is not None:
         raise failure
-    message = "is unknown, or ended so long ago that it was forgotten. Its id is the answer's x-request-id"
-    raise CannotInspectError(f"request {request_id!r} {message}")
+    message = "is unknown, or ended so long ago that it was forgotten"
+    raise CannotInspectError(f"request {named!r} {message}")
 
 
 def _schedulers(settings: InspectSettings) -> list[str]:

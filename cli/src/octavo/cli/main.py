@@ -120,7 +120,7 @@ def serve(
     Settings of one service that have no option here can be given by its environment variables, such as
     OCTAVO_SCHEDULER_MAX_NUM_WAITING. Exit status: 0 stopped, 1 failed, 130 killed.
     """
-    from octavo.cli.serve import EXIT_FAILED, PortInUseError, check_port, serve_processes
+    from octavo.cli.serve import EXIT_FAILED, CannotListenError, check_port, serve_processes
 
     try:
         check_limits(max_num_seqs, max_num_batched_tokens)
@@ -155,7 +155,7 @@ def serve(
     screen = Screen(Console(stderr=True))
     try:
         check_port(host, port)
-    except PortInUseError as error:
+    except CannotListenError as error:
         screen.say(str(error), style="red")
         raise typer.Exit(EXIT_FAILED) from None
     prepared = _prepare(model, screen, simulated)

@@ -3,7 +3,8 @@
 ModelError
 ├── ModelNotFoundError       nothing there, or the hub cannot be reached
 ├── IncompleteModelError     a folder or a download that lacks something
-└── UnsupportedModelError    an architecture, tokenizer or file format that Octavo does not run
+├── UnsupportedModelError    an architecture, tokenizer or file format that Octavo does not run
+└── ModelCacheError          the folder for models cannot be written
 """
 
 from __future__ import annotations
@@ -22,4 +23,8 @@ class IncompleteModelError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
+    pass
+
+
+class ModelCacheError(ModelError):
     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shlex
@@ -12,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,12 +46,12 @@ _MAX_SOCKET_PATH = 100
 """A little less than what the kernel takes for the path of a Unix socket (108 bytes)."""
 
 
-class PortInUseError(Exception):
+class CannotListenError(Exception):
     """The gateway could not listen where it was told to."""
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises PortInUseError, whose message says what to do, if nothing can listen there."""
+    """Raises CannotListenError, whose message says what to do, if nothing can listen there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -58,15 +59,16 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        raise PortInUseError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another port, for example "
-            f"octavo serve --port {port + 1} (or make serve PORT={port + 1})"
-        ) from error
+        way_out = "--host 127.0.0.1 is this machine alone, --host 0.0.0.0 all its addresses"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            another = port + 1 if 1023 < port < 65535 else 8000
+            way_out = f"Choose another port, for example octavo serve --port {another} (or make serve PORT={another})"
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}. {way_out}") from error
 
 
 def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
     """Run the services as child processes until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
-    with _run_dir() as run_dir:
+    with _run_dir() as run_dir, ExitStack() as opened:
         metrics_dir(run_dir).mkdir()
         known = members(options, run_dir)
         members_file(run_dir).write_text(json.dumps([asdict(member) for member in known]), encoding="utf-8")
@@ -76,8 +78,13 @@ def serve_processes(options: ServeOptions, model: PreparedModel, screen: Screen)
         }
         kvmanager, scheduler = next(iter(groups.values()))
         several = groups if options.groups > 1 else {}
-        with registered(RunningServer(os.getpid(), options.url, kvmanager, scheduler, several)):
-            return asyncio.run(_supervise(options, model, run_dir, screen))
+        try:
+            opened.enter_context(registered(RunningServer(os.getpid(), options.url, kvmanager, scheduler, several)))
+        except OSError as error:
+            screen.say(
+                f"octavo inspect will find this server by --address and --scheduler only: {error}", style="yellow"
+            )
+        return asyncio.run(_supervise(options, model, run_dir, screen))
 
 
 def serve_in_one_process(options: ServeOptions, model: PreparedModel, screen: Screen) -> int:
@@ -219,4 +226,4 @@ def _run_dir() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["PortInUseError", "check_port", "greeting_text", "serve_in_one_process", "serve_processes"]
+__all__ = ["CannotListenError", "check_port", "greeting_text", "serve_in_one_process", "serve_processes"]
