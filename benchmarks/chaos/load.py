@@ -58,7 +58,7 @@ class Outcome:
 
 
 def questions(rng: random.Random, count: int, max_tokens: int, vocab_size: int) -> list[Question]:
-    """Prompts of many lengths, some with a common beginning, a third of them sampled."""
+    """Prompts of many lengths, some with a common beginning, a third of them sampled. One answer in eight is long."""
     common = tuple(rng.randrange(3, vocab_size) for _ in range(64))
     found = []
     for number in range(count):
@@ -68,7 +68,7 @@ def questions(rng: random.Random, count: int, max_tokens: int, vocab_size: int) 
         found.append(
             Question(
                 prompt,
-                rng.randint(max_tokens // 4, max_tokens),
+                rng.randint(max_tokens // 2, max_tokens) if number % 8 == 0 else rng.randint(1, max_tokens // 12),
                 n=rng.choice([1, 3]) if is_sampled else 1,
                 temperature=0.9 if is_sampled else 0.0,
                 seed=number,
