@@ -136,6 +136,18 @@ async def test_a_head_that_comes_too_slowly_is_given_up(monkeypatch: pytest.Monk
         assert answer.count(b"HTTP/1.1 200") == 1 and answer.endswith(b"content-length: 0\r\n\r\n")
 
 
+async def test_a_body_that_goes_on_after_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "REST_TIMEOUT_S", 0.5)
+    async with running_gateway(says("x")) as gateway:
+        head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n"
+        start = time.monotonic()
+        answer = await raw(gateway, head, *[b"x"] * 99, pause_s=0.1)
+        assert answer.startswith(b"HTTP/1.1 404") or answer == b""
+        assert time.monotonic() - start < 6.0
+        answer = await raw(gateway, head, b"x" * 99, REQUEST + b"connection: close\r\n\r\n", pause_s=0.3)
+        assert answer.count(b"HTTP/1.1") == 2, "what comes in time leaves the connection as it was"
+
+
 async def test_the_time_of_a_head_does_not_count_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
     async with running_gateway(says("the quick brown fox"), step_s=0.15) as gateway:

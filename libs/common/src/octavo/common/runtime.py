@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,9 @@ from octavo.common.tracing import TracingUnavailableError
 log = structlog.get_logger()
 
 Served = TypeVar("Served")
+
+_MAX_FILES = 65_536
+"""Open files that a service may have, if the system lets it: a gateway has one for each client."""
 
 
 class Stop:
@@ -46,6 +50,7 @@ def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[S
     An OSError that `serve` raises (an address taken, say) is printed and exits with status 1.
     """
     logs.configure(service, config.log_level, config.log_format)
+    _raise_file_limit()
 
     async def main() -> Served:
         stop = Stop()
@@ -61,3 +66,11 @@ def run(service: str, config: ServiceConfig, serve: Callable[[Stop], Awaitable[S
         sys.exit(1)
     log.info("service stopped")
     return served
+
+
+def _raise_file_limit() -> None:
+    """Shells give 1,024 files, and let a process take more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

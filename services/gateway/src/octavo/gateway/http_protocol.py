@@ -1,4 +1,4 @@
-"""HTTP over one connection as uvicorn reads it, with bounds on the head of a request."""
+"""HTTP over one connection as uvicorn reads it, with bounds on a request's head and on what comes after its answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of the request line and headers; one read from the socket may come on top."""
 HEAD_TIMEOUT_S = 15.0
 """From the connection, or the head's first byte, to its last."""
+REST_TIMEOUT_S = 15.0
+"""For the rest of a body that was answered before it had come, which nobody reads."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends connections whose heads are too large (431) or come too slowly (408)."""
+    """Ends connections whose heads are too large (431) or come too slowly (408), or whose bodies have no end."""
 
     _num_head_bytes = 0
     _is_in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    _is_in_body = False
+    _rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -26,6 +30,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ends()
+        self._body_ends()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -41,7 +46,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_ends()
+        self._is_in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._body_ends()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body and self.cycle.response_complete:
+            self._rest_timer = self.loop.call_later(REST_TIMEOUT_S, self.transport.close)
 
     def _head_begins(self) -> None:
         self._head_ends()
@@ -53,6 +68,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _body_ends(self) -> None:
+        self._is_in_body = False
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._head_ends()
