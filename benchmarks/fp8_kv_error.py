@@ -64,7 +64,6 @@ def run(model: Decoder, token_ids: list[int], scales: Tensor | None) -> Pass:
         positions = torch.arange(start, start + len(chunk))
         metadata = AttentionMetadata(
             slot_mapping=positions,
-            query_start_loc=torch.tensor([0, len(chunk)], dtype=torch.int32),
             seq_lens=torch.from_numpy(seq_lens).to(torch.int32),
             block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
             query_lens_on_host=query_lens,

@@ -71,7 +71,6 @@ class PlainModel:
         length, end = len(part), start + len(part)
         metadata = AttentionMetadata(
             slot_mapping=torch.arange(start, end, device=self.device),
-            query_start_loc=torch.tensor([0, length], dtype=torch.int32, device=self.device),
             seq_lens=torch.tensor([end], dtype=torch.int32, device=self.device),
             block_tables=self.table,
             query_lens_on_host=np.array([length]),

@@ -106,10 +106,6 @@ class Supervisor:
         """Say that the services work together: from here on a death counts as an accident."""
         self._was_ready = True
 
-    def is_running(self, service: str) -> bool:
-        """Whether the service has a live process at this moment."""
-        return any(child.spec.name == service and _is_alive(child) for child in self._children)
-
     async def _start(self, child: _Child) -> None:
         child.process = await asyncio.create_subprocess_exec(
             *_DIE_WITH_PARENT,

@@ -73,10 +73,6 @@ class BlockAccount:
         """Not told yet, by sequence."""
 
     @property
-    def num_credits(self) -> int:
-        return len(self._credits)
-
-    @property
     def is_settled(self) -> bool:
         """Everything that was sent is answered, so `counts` is the pool as it is."""
         return self._num_replies == self._next_message_no - 1 and self._told_step >= 0

@@ -34,7 +34,6 @@ class AttentionMetadata:
     """
 
     slot_mapping: Tensor  # int64 [num_tokens] |-> block_id * block_size + offset in the block
-    query_start_loc: Tensor  # int32 [num_rows + 1] |-> first token of the row; the last entry is num_tokens
     seq_lens: Tensor  # int32 [num_rows], this step's tokens included
     block_tables: Tensor  # int32 [num_rows, max_num_blocks] |-> block_id; entries past a row's blocks are undefined
     query_lens_on_host: Int64Array  # [num_rows], each at least 1

@@ -110,7 +110,6 @@ class InputBatch(Slots):
             positions=torch.from_numpy(positions).to(device),
             attention=AttentionMetadata(
                 slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size).to(device),
-                query_start_loc=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device),
                 seq_lens=torch.from_numpy(seq_lens.astype(np.int32)).to(device),
                 block_tables=self.tables.of_rows(slots_on_device, int(-(-seq_lens.max() // block_size))),
                 query_lens_on_host=lengths,

@@ -36,7 +36,6 @@ def calibrate(model: CausalLm, seed: int = 0) -> Tensor:
     positions = torch.arange(num_tokens, device=device)
     metadata = AttentionMetadata(
         slot_mapping=positions,
-        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
         seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         query_lens_on_host=lens,

@@ -16,7 +16,6 @@ from octavo.worker.kernels.sample import DrawColumns
 from octavo.worker.step_buffer import Int32Array
 
 NUM_TOKEN_COLUMNS = 3
-NUM_PREFILL_COLUMNS = 6
 NUM_DRAW_COLUMNS = 7
 
 

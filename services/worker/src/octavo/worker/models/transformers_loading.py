@@ -200,7 +200,6 @@ def _our_logits(model: TransformersModel) -> list[Tensor]:
         lens = stops - starts
         metadata = AttentionMetadata(
             slot_mapping=torch.cat(slots).long().to(device),
-            query_start_loc=torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32, device=device),
             seq_lens=torch.tensor(stops, dtype=torch.int32, device=device),
             block_tables=tables.to(device),
             query_lens_on_host=lens,
