@@ -147,3 +147,12 @@ def test_only_the_front_and_the_monitoring_are_reached_from_outside_and_by_this_
 def test_the_default_profile_has_a_worker() -> None:
     profile = (ROOT / ".env").read_text(encoding="utf-8").strip().removeprefix("COMPOSE_PROFILES=")
     assert SERVICES["worker"]["profiles"] == [profile]
+
+
+def test_every_variable_has_a_row_in_the_docs() -> None:
+    files = [ROOT / "docker-compose.yml", *(ROOT / "deploy").glob("compose.*.yml")]
+    used = {name for file in files for name, _ in _VARIABLE.findall(file.read_text(encoding="utf-8"))}
+    rows = re.findall(r"^\| (`[A-Z].*?) \|", (ROOT / "docs/operations.md").read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(used) > 20
+    assert used <= documented

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from support.exported_metrics import exported_metrics, problems_of_query
 
@@ -87,6 +90,25 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert_or_there_is_a_reason() 
     families = {name: re.sub(r"_(bucket|sum|count)$", "", name) for name in METRICS}
     shown = {family for name, family in families.items() if name in asked}
     assert set(families.values()) - shown == set(UNSEEN)
+
+
+def lost(given: Any, kept: Any, path: str = "") -> list[str]:
+    """Where one document has what the other has not, or not so."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [place for key in given for place in lost(given[key], kept.get(key), f"{path}.{key}")]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        return [place for i, (one, other) in enumerate(zip(given, kept, strict=True))
+                for place in lost(one, other, f"{path}.{i}")]  # fmt: skip
+    return [] if given == kept else [path]
+
+
+@pytest.mark.parametrize(("field", "places"), [("unit", []), ("unlit", [".panels.1.fieldConfig.defaults.unlit"])])
+def test_grafanas_own_types_know_every_field_of_the_dashboard(field: str, places: list[str]) -> None:
+    register_default_plugins()
+    dashboard = json.loads(json.dumps(DASHBOARD))
+    dashboard["panels"][1]["fieldConfig"]["defaults"][field] = "reqps"
+    kept = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    assert lost(dashboard, kept) == places
 
 
 def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
