@@ -71,21 +71,25 @@ class SecuredDrill:
             wrong = Front(self.front.port, self.front.ca_text, "sk-octavo-wrong")
             statuses = [front.post("/v1/completions", body).status for front in (without, wrong)]
             expect(statuses == [401, 401], f"{statuses} without a key, and with a wrong one")
-            until(self.limits_are_shared, 90, "both gateways count in Redis")
-            small = Front(self.front.port, self.front.ca_text, self.new_key("small", "--requests-per-minute", "3"))
-            time.sleep(3)  # gateways read the keys again every 2 s
-            expect(small.post("/v1/completions", body).status == 200, "the new key is not taken")
-            statuses = [small.post("/v1/completions", body).status for _ in range(8)]
-            expect(statuses.count(200) <= 3, f"{statuses} at 3 requests a minute")
-            found.append(f"401 without a key or with a wrong one; {statuses} after the first at 3 requests a minute")
+            statuses, end = None, time.monotonic() + 180
+            while statuses is None and time.monotonic() < end:
+                statuses = self.statuses_at_three_a_minute()
+            expect(statuses, "a gateway counted by itself again and again: Redis was slow")
+            expect({200, 429} <= set(statuses) and statuses.count(200) <= 4, f"{statuses} at 3 requests a minute")
+            found.append(f"401 without a key or with a wrong one; {statuses} at 3 requests a minute")
 
-    def limits_are_shared(self) -> bool:
-        """Some requests in a row were counted in Redis. One that is slow to answer is asked again a second later."""
+    def statuses_at_three_a_minute(self) -> list[int] | None:
+        """Of nine requests of a new tenant; None if a gateway counted by itself meanwhile."""
+        tenant = f"small-{time.monotonic_ns()}"
+        small = Front(self.front.port, self.front.ca_text, self.new_key(tenant, "--requests-per-minute", "3"))
+        time.sleep(3)  # gateways read the keys again every 2 s
+        before = self.fallbacks()
+        statuses = [small.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}).status for _ in range(9)]
+        return statuses if self.fallbacks() == before else None
+
+    def fallbacks(self) -> list[float]:
         gateways = self.docker.containers("gateway")
-        before = [self.docker.sample(one, "octavo_limiter_fallbacks_total") for one in gateways]
-        for _ in range(6):
-            self.front.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}).read()
-        return before == [self.docker.sample(one, "octavo_limiter_fallbacks_total") for one in gateways]
+        return [self.docker.sample(one, "octavo_limiter_fallbacks_total") for one in gateways]
 
     def strangers(self) -> None:
         with self.report.check("strangers are turned away") as found:
