@@ -285,6 +285,11 @@ def main() -> int:
     parser.add_argument("--before", action="append", default=[], help="manifests to apply first, such as claims")
     parser.add_argument("--autoscale", action="store_true")
     options = parser.parse_args()
+    try:
+        kubectl("get", "--raw", "/readyz")
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"kubernetes drill: not run: no cluster answers ({error})")
+        return 1
     drill = Drill(options.values, options.before)
     failed = drill.run(autoscales=options.autoscale)
     print(f"\n{drill.report.table()}")
