@@ -273,6 +273,9 @@ class Drill:
             until(lambda: prometheus.scraped_jobs() == wanted, 60, "two gateways and the others are up")
             found.append(f"up: {', '.join(wanted)}")
             until(prometheus.all_alerts_evaluate, 60, "every alert is evaluated without an error")
+            files = "check config /etc/octavo/prometheus.yml", "test rules /etc/octavo/alerts_test.yml"
+            for arguments in files:
+                self.docker.run("exec", self.docker.only("prometheus"), "promtool", *arguments.split())
             expect(not (rowless := prometheus.undocumented_metrics()), f"not in docs/operations.md: {rowless}")
             until(lambda: not silent_panels(), 60, "every panel of the dashboard shows something")
             found.append("alerts are evaluated; every metric is documented, every panel of the dashboard has data")

@@ -133,6 +133,12 @@ def test_every_alert_asks_for_what_is_exported_and_is_explained(alert: dict[str,
     assert f"`{alert['alert']}`" in (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 
 
+def test_every_alert_is_made_to_fire() -> None:
+    """promtool runs the file, in the drill."""
+    text = (MONITORING / "alerts_test.yml").read_text(encoding="utf-8")
+    assert re.findall(r'alertname="(\w+)"', text) == [alert["alert"] for alert in ALERTS]
+
+
 def test_prometheus_scrapes_each_service_of_the_compose_file_where_it_listens() -> None:
     scraped = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
