@@ -152,7 +152,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_frees_everything() -> 
 async def test_a_client_that_reads_too_slowly_holds_a_bounded_number_of_tokens_and_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("octavo.gateway.generation_response.MAX_UNREAD_TOKENS", 21 * 500)
+    monkeypatch.setattr("octavo.gateway.generation_job.MAX_UNREAD_TOKENS", 21 * 500)
     async with running_gateway(fox(), step_s=0.005) as gateway:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -183,9 +185,25 @@ async def test_body_that_is_too_large_is_refused(gateway: RunningGateway) -> Non
 
     response = await gateway.http.post(COMPLETIONS, content=b" " * 50 * 2**20)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    assert response.headers["connection"] == "close"
     response = await gateway.http.post(COMPLETIONS, content=without_length())
-    assert response.status_code == 413
+    assert (response.status_code, response.headers["connection"]) == (413, "close")
     await gateway.complete(prompt="x")
+
+
+async def test_body_that_is_too_large_is_refused_before_it_comes(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.gateway.body_reading._DROP_TIMEOUT_S", 0.5)
+    url = httpx.URL(gateway.http.base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: m\r\ncontent-length: {2**40}\r\n\r\n"
+    writer.write(head.encode() + b" " * 100)
+    answered = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+    assert answered.startswith(b"HTTP/1.1 413 ") and b"body_too_large" in answered
+    writer.write(b" " * 2**20)  # what a client has under way does not cost it the answer
+    assert await asyncio.wait_for(reader.read(), 5) == b"", "the connection ends after a while"
+    writer.close()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,18 @@ async def test_request_id_of_the_client_is_kept_and_others_are_made() -> None:
     assert len(bad.headers["x-request-id"]) == 32
 
 
+async def test_head_is_answered_as_get_without_the_body() -> None:
+    async with running_gateway(says("x")) as gateway:
+        for path in ("/health/live", "/health/ready", "/metrics", "/ui/", "/docs", "/version", "/v1/models"):
+            head, got = await gateway.http.head(path), await gateway.http.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert got.content and head.headers["content-type"] == got.headers["content-type"]
+            assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"]
+        assert (await gateway.http.head("/ui")).status_code == 308
+        assert (await gateway.http.head("/v1/completions")).status_code == 405
+        assert (await gateway.http.head("/ui/api/stream")).status_code == 405, "it has no end"
+
+
 async def test_schema_is_published() -> None:
     async with running_gateway(says("x")) as gateway:
         schema = (await gateway.http.get("/openapi.json")).json()
@@ -58,6 +70,7 @@ async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
         before = (await gateway.http.get("/metrics")).text
         await gateway.complete(prompt=[5, 6], max_tokens=3)
         await gateway.post("/v1/completions", prompt="")
+        await gateway.http.delete("/v1/completions/a/b")
         after = (await gateway.http.get("/metrics")).text
 
     def grown(name: str, **labels: str) -> float:
@@ -65,6 +78,7 @@ async def test_metrics_count_requests_and_tokens_and_always_parse() -> None:
 
     assert grown("octavo_http_requests_total", route="/v1/completions", status="200") == 1
     assert grown("octavo_http_requests_total", route="/v1/completions", status="400") == 1
+    assert grown("octavo_http_requests_total", route="/v1/completions/{response_id}", status="200") == 1
     assert grown("octavo_prompt_tokens_total") == 2
     assert grown("octavo_output_tokens_total") == 3
     assert grown("octavo_ttft_seconds_count") == 1

@@ -236,6 +236,25 @@ async def test_a_demanded_tool_gets_its_arguments(model_folder: Path) -> None:
     assert rules is not None and '"required"' in rules.grammar
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "sub"}}])
+async def test_a_faulty_schema_is_named_where_a_call_is_demanded(model_folder: Path, choice: Any) -> None:
+    faulty = {"name": "sub", "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}}
+    async with gateway_saying("x", model=model_folder) as gateway:
+        tools = [ADD, {"type": "function", "function": faulty}]
+        chat = await gateway.post(CHAT, messages=MESSAGES, tools=tools, tool_choice=choice)
+        called = choice if choice == "required" else {"type": "function", "name": "sub"}
+        tools = [{"type": "function", "name": "add"}, {"type": "function", **faulty}]
+        response = await gateway.post("/v1/responses", input="x", tools=tools, tool_choice=called)
+        called = {"type": "any"} if choice == "required" else {"type": "tool", "name": "sub"}
+        tools = [{"name": "add", "input_schema": {}}, {"name": "sub", "input_schema": faulty["parameters"]}]
+        body = {"model": "m", "messages": MESSAGES, "tools": tools, "tool_choice": called, "max_tokens": 5}
+        message = await gateway.post("/v1/messages", **body)
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "tools[1].function.parameters")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[1].parameters")
+    assert message.status_code == 400
+    assert message.json()["error"]["message"].startswith("tools[1].input_schema: ")
+
+
 def test_references_of_a_tool_lead_to_its_own_schema() -> None:
     parameters = {"$defs": {"P": {"type": "object"}}, "properties": {"p": {"$ref": "#/$defs/P"}, "s": {"$ref": "#"}}}
     functions = [Function(name="a", parameters=parameters), Function(name="b")]

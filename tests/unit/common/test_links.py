@@ -42,9 +42,11 @@ class End:
     link: Link[Any, Any]
     received: list[Any] = field(default_factory=list)
     ends: list[OctavoError | None] = field(default_factory=list)
+    deliveries: list[int] = field(default_factory=list)
+    """Messages that had been received after each."""
 
     def bind(self) -> End:
-        self.link.bind(self.received.append, self.ends.append)
+        self.link.bind(self.received.append, self.ends.append, lambda: self.deliveries.append(len(self.received)))
         return self
 
 
@@ -120,6 +122,7 @@ async def exchange(opened: Pair) -> None:
     await eventually(lambda: len(client.received) == len(server.received) == 500)
     assert server.received == [question(number) for number in range(500)]
     assert client.received == [answer(number) for number in range(500)]
+    assert client.deliveries[-1] == server.deliveries[-1] == 500
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -128,7 +131,7 @@ async def test_early_messages_wait_until_the_link_is_bound(opened: Pair) -> None
     opened.client.link.send(question(2))
     await asyncio.sleep(0.1)
     server = opened.server.bind()
-    assert server.received == [question(1), question(2)]
+    assert (server.received, server.deliveries) == ([question(1), question(2)], [2])
     opened.client.link.send(question(3))
     await eventually(lambda: len(server.received) == 3)
 
@@ -268,6 +271,19 @@ async def test_a_frame_may_come_in_single_bytes(served: tuple[Path, list[End]]) 
         writer.write(bytes([byte]))
         await asyncio.sleep(0.001)
     await eventually(lambda: len(ends) == 1 and ends[0].received == [question(7)] * 2)
+    writer.close()
+
+
+async def test_messages_of_one_read_are_delivered_together(served: tuple[Path, list[End]]) -> None:
+    path, ends = served
+    _, writer = await raw_frames(path)
+    await eventually(lambda: len(ends) == 1)
+    body = frame(GENERATE.encode_client(question(5)))
+    writer.write(body * 3 + body[:2])
+    await eventually(lambda: len(ends[0].received) == 3)
+    writer.write(body[2:] + frame(b"\xff"))
+    await eventually(lambda: len(ends[0].received) == 4 and ends[0].link.is_closed)
+    assert [count for count in ends[0].deliveries if count] == [3, 4], "and also before a link ends by a bad message"
     writer.close()
 
 

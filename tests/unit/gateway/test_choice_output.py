@@ -42,12 +42,50 @@ def run(ids: list[int], output_rules: OutputRules, reason: FinishReason = Finish
     return [*deltas, last]
 
 
+def run_in_steps(ids: list[int], output_rules: OutputRules, tokens_per_step: int) -> tuple[str, int]:
+    """The text, taken after each step and from a step of one token at once if it can be, and the number of tokens."""
+    output, text = ChoiceOutput(output_rules), ""
+    for start in range(0, len(ids), tokens_per_step):
+        step = ids[start : start + tokens_per_step]
+        if len(step) == 1 and (passed := output.pass_on(step[0])) is not None:
+            assert passed
+            text += passed
+            continue
+        for token_id in step:
+            output.push(token_id)
+        if output.is_finished:
+            break
+        delta = output.take()
+        text += delta.text if delta else ""
+    output.finish(ChoiceFinished(1, 0, FinishReason.LENGTH))
+    last = output.take()
+    assert last is not None
+    return text + last.text, output.num_tokens
+
+
 def texts(deltas: list[Delta]) -> list[str]:
     return [delta.text for delta in deltas]
 
 
 def test_text_flows_token_by_token() -> None:
     assert texts(run(byte_ids("abc"), rules())) == ["a", "b", "c", ""]
+
+
+def test_a_text_passes_on_alone_while_nothing_is_held_back_and_no_stop_may_begin() -> None:
+    output = ChoiceOutput(rules([" 3"]))
+    a, b, space, four = byte_ids("ab 4")
+    assert output.pass_on(a) is None, "the first token of a text may lose its space"
+    output.push(a)
+    assert output.take() == ("a", (), None, None)
+    assert [output.pass_on(b), output.pass_on(space), output.pass_on(EOS_ID)] == ["b", None, None]
+    output.push(space)
+    assert (output.take(), output.pass_on(b)) == (None, None), "a stop string may have begun"
+    output.push(four)
+    assert output.take() == (" 4", (), None, None)
+    assert output.pass_on(b) == "b"
+    output.push(EOS_ID)
+    output.finish(ChoiceFinished(1, 0, FinishReason.STOP))
+    assert (output.pass_on(b), output.num_tokens) == (None, 6)
 
 
 def test_nothing_of_a_stop_string_is_ever_sent() -> None:
@@ -122,21 +160,12 @@ def test_any_output_is_aligned_and_independent_of_steps(
     for delta in deltas[:-1]:
         assert b"".join(token.piece or b"" for token in delta.tokens).decode("utf-8", "replace") == delta.text
 
-    in_steps, joined = ChoiceOutput(output_rules), ""
-    for start in range(0, len(ids), tokens_per_step):
-        for token_id in ids[start : start + tokens_per_step]:
-            in_steps.push(token_id)
-        if in_steps.is_finished:
-            break
-        delta_or_none = in_steps.take()
-        joined += delta_or_none.text if delta_or_none else ""
-    in_steps.finish(ChoiceFinished(1, 0, FinishReason.LENGTH))
-    last = in_steps.take()
-    assert last is not None
-    assert joined + last.text == "".join(texts(deltas))
-    assert in_steps.num_tokens == sum(len(delta.tokens) for delta in deltas)
+    num_tokens = sum(len(delta.tokens) for delta in deltas)
+    plain_rules = rules(stops, False, skip_special_tokens)
+    for other_rules in (output_rules, plain_rules):
+        assert run_in_steps(ids, other_rules, tokens_per_step) == ("".join(texts(deltas)), num_tokens)
 
-    plain = run(ids, rules(stops, False, skip_special_tokens))
+    plain = run(ids, plain_rules)
     assert "".join(texts(plain)) == "".join(texts(deltas))
 
 

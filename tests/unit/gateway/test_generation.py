@@ -9,8 +9,8 @@ import pytest
 
 from octavo.common.errors import OverloadedLinkError
 from octavo.common.messages.generation import ChoiceFinished, FinishReason, SamplingParams
+from octavo.gateway.event_writer import rest_of
 from octavo.gateway.generation import Events, Generation
-from octavo.gateway.generation_response import rest_of
 from octavo.gateway.request_part import Part, Prompt
 
 

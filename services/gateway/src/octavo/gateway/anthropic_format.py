@@ -52,6 +52,9 @@ class MessageFormat:
         body = {"type": "message_delta", "delta": self._stop(self._last), "usage": _usage(usage)}
         return self._close() + sse.named_event(body) + sse.named_event({"type": "message_stop"})
 
+    def texts(self, choice: int) -> None:
+        """Which block a text belongs to is for its reader to tell."""
+
     def failure(self, report: ErrorReport) -> bytes:
         return sse.named_event(anthropic_error(report, self._request_id))
 

@@ -15,13 +15,13 @@ from octavo.gateway.anthropic_schema import (
     ToolUseBlock,
     chat_fields,
 )
+from octavo.gateway.body_reading import read_body
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError, renamed_fields
 from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.openapi import ANTHROPIC_ERRORS, answers, body_of
 from octavo.gateway.request_body import json_object, validated
-from octavo.gateway.request_context import read_body
 
 
 def router(config: GatewayConfig, chats: ChatPreparation) -> APIRouter:

@@ -164,7 +164,7 @@ def chat_fields(request: PromptRequest) -> dict[str, Any]:
     return fields
 
 
-CHAT_PARAMS = {"stop": "stop_sequences"}
+CHAT_PARAMS = {"stop": "stop_sequences", ".function.parameters": ".input_schema", ".function.": "."}
 """Fields that are called otherwise as fields of a chat request."""
 
 

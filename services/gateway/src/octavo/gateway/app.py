@@ -30,9 +30,11 @@ from octavo.gateway import (
     tokenizer_routes,
     ui_routes,
 )
+from octavo.gateway.body_reading import BodyTooLargeError, on_body_too_large
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
+from octavo.gateway.head_requests import HeadMiddleware
 from octavo.gateway.http_errors import FieldError, RefusedError, error_response, report_of, report_of_status
 from octavo.gateway.intake import IntakeMiddleware
 from octavo.gateway.key_sources import KeyRing, key_source
@@ -102,8 +104,10 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
             expose_headers=EXPOSED_HEADERS,
         )
     app.add_middleware(RequestContextMiddleware, tracer=tracer)
+    app.add_middleware(HeadMiddleware)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)
+    app.add_exception_handler(BodyTooLargeError, on_body_too_large)
     app.add_exception_handler(RefusedError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)

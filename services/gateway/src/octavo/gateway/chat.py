@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from octavo.gateway import sse
 from octavo.gateway.answer_schema import ChatCompletion
+from octavo.gateway.body_reading import read_body
 from octavo.gateway.chat_deltas import ChatDeltas
 from octavo.gateway.chat_logprobs import TokenEntries
 from octavo.gateway.chat_preparation import ChatPreparation, PreparedChat
@@ -19,7 +20,6 @@ from octavo.gateway.detokenization import TokenPieces
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.openai_schema import ChatRequest, parse_chat
 from octavo.gateway.openapi import answers, body_of
-from octavo.gateway.request_context import read_body
 from octavo.gateway.response_ids import CHAT_PREFIX
 
 _NOTHING = Delta("", [], None, None)
@@ -88,6 +88,9 @@ class ChatFormat:
 
     async def end(self, usage: dict[str, Any]) -> bytes:
         return self._frame.end(usage)
+
+    def texts(self, choice: int) -> sse.TextEvents | None:
+        return self._texts.get(choice)
 
     def failure(self, report: ErrorReport) -> bytes:
         return sse.event(report.body)

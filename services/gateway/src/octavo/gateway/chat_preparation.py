@@ -15,7 +15,8 @@ from octavo.gateway.chat_template import RESERVED_VARIABLES, TemplateOptions
 from octavo.gateway.choice_output import OutputRules
 from octavo.gateway.completions import output_rules
 from octavo.gateway.config import GatewayConfig
-from octavo.gateway.generation_response import AnswerFormat, GenerationJob, GenerationResponse
+from octavo.gateway.generation_job import AnswerFormat, GenerationJob
+from octavo.gateway.generation_response import GenerationResponse
 from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.openai_schema import ChatRequest

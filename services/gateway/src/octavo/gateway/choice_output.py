@@ -19,6 +19,7 @@ from typing import NamedTuple
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.generation import ChoiceFinished, FinishReason, TokenLogprobs
 from octavo.gateway.detokenization import IncrementalDetokenizer, TokenPieces
+from octavo.gateway.plain_texts import PlainTexts, plain_texts
 from octavo.gateway.prompt_record import PromptRecord
 from octavo.gateway.stop_strings import StopMatcher, StopStrings
 
@@ -84,6 +85,7 @@ class ChoiceOutput:
         "_detokenizer",
         "_echo",
         "_finish_reason",
+        "_flowing",
         "_matcher",
         "_num_chars",
         "_rules",
@@ -107,7 +109,9 @@ class ChoiceOutput:
         self._unsent_text = ""
         self._unlisted: deque[OutputToken] = deque()
         self._num_chars = 0
-        """Characters of the text so far, sent or not."""
+        """Characters of the text so far, sent or not; kept up where tokens are listed."""
+        self._flowing: PlainTexts | None = None
+        """Texts that may leave at once; None while something is held back, or tokens are listed."""
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
         self.num_tokens = 0
@@ -129,11 +133,22 @@ class ChoiceOutput:
         """No more tokens are taken. By a stop string, this comes before the scheduler's own word."""
         return self._finish_reason is not None
 
+    def pass_on(self, token_id: int) -> str | None:
+        """Take the next token and give its text, if that may leave at once; None if it is to be pushed."""
+        if self._flowing is None or (text := self._flowing[token_id]) is None:
+            return None
+        self.num_tokens += 1
+        return text
+
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Take the next token; one after the end, from a step that was under way, is dropped."""
+        if (text := self.pass_on(token_id)) is not None:
+            self._unsent_text += text
+            return
         rules = self._rules
         if self._finish_reason is not None or rules.drops_output:
             return
+        self._flowing = None
         if self._echo is not None:
             self._begin()
         self.num_tokens += 1
@@ -157,6 +172,7 @@ class ChoiceOutput:
         if end.reason not in _FINISH_REASONS:
             raise ProtocolError("the scheduler aborted a choice that nobody gave up")
         self._begin()
+        self._flowing = None
         self._append(self._detokenizer.flush())
         if self._finish_reason is None:
             is_cut = self._rules.drops_output
@@ -206,6 +222,9 @@ class ChoiceOutput:
         if self._rules.lists_tokens:
             return self._take_tokens(self._num_chars - num_held)
         text = self._cut(len(self._unsent_text) - num_held)
+        if self._flowing is None and not num_held and self._detokenizer.is_steady:
+            rules = self._rules
+            self._flowing = plain_texts(rules.pieces, rules.skip_special_tokens, rules.stops, rules.ending_token_ids)
         return Delta(text, _NO_TOKENS, None, None) if text else None
 
     def _take_tokens(self, certain_end: int) -> Delta | None:

@@ -11,11 +11,13 @@ from fastapi import APIRouter, Request, Response
 from octavo.common.messages.generation import ModelInfo
 from octavo.gateway import sse
 from octavo.gateway.answer_schema import Completion
+from octavo.gateway.body_reading import read_body
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.choice_output import Delta, OutputRules, OutputToken
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
-from octavo.gateway.generation_response import GenerationJob, GenerationResponse
+from octavo.gateway.generation_job import GenerationJob
+from octavo.gateway.generation_response import GenerationResponse
 from octavo.gateway.grammars import GrammarChecker
 from octavo.gateway.http_errors import ErrorReport
 from octavo.gateway.logprobs import finite, token_namer
@@ -31,7 +33,6 @@ from octavo.gateway.request_checks import (
     parse_prompts,
     served_model,
 )
-from octavo.gateway.request_context import read_body
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import COMPLETION_PREFIX
 from octavo.gateway.stop_strings import stop_strings
@@ -86,6 +87,9 @@ class CompletionFormat:
 
     async def end(self, usage: dict[str, Any]) -> bytes:
         return self._frame.end(usage)
+
+    def texts(self, choice: int) -> sse.TextEvents | None:
+        return self._texts.get(choice)
 
     def failure(self, report: ErrorReport) -> bytes:
         return sse.event(report.body)

@@ -162,7 +162,6 @@ class IncrementalDetokenizer:
     __slots__ = (
         "_decoder",
         "_has_begun",
-        "_is_steady",
         "_joins_special",
         "_num_to_strip",
         "_pieces",
@@ -171,6 +170,7 @@ class IncrementalDetokenizer:
         "_texts",
         "_was_special",
         "is_inside_character",
+        "is_steady",
         "piece",
     )
 
@@ -183,7 +183,7 @@ class IncrementalDetokenizer:
         self._texts = self._table.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._has_begun = False
-        self._is_steady = False
+        self.is_steady = False
         """The next token adds its own piece and nothing else, to whole characters."""
         self._joins_special = bool(pieces.separator) and not spaces_between_special_tokens
         self._was_special = False
@@ -196,7 +196,7 @@ class IncrementalDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
         piece = self._table[token_id]
-        if self._is_steady and (text := self._texts[token_id]) is not None:
+        if self.is_steady and (text := self._texts[token_id]) is not None:
             self.piece = piece
             return text
         if not self._has_begun:
@@ -209,7 +209,7 @@ class IncrementalDetokenizer:
             self._was_special = token_id in self._pieces.special_ids
         text = self._decoder.decode(self.piece)
         self.is_inside_character = bool(self._decoder.getstate()[0])
-        self._is_steady = self._has_begun and not (self.is_inside_character or self._pieces.separator)
+        self.is_steady = self._has_begun and not (self.is_inside_character or self._pieces.separator)
         return text
 
     def _begin(self, token_id: int, piece: bytes) -> bytes:

@@ -49,6 +49,7 @@ class Generation:
         "_deadline",
         "_error",
         "_events",
+        "_has_given_up",
         "_loop",
         "_max_unread",
         "_n",
@@ -78,6 +79,8 @@ class Generation:
         self._waiter: asyncio.Future[Awaitable[None] | None] | None = None
         self._writer: Writer | None = None
         self._max_unread: int | None = None
+        self._has_given_up = False
+        """A choice was given up, which may have been the last."""
         self._deadline = None if timeout_s is None else loop.call_later(timeout_s, self._expire)
         self.traceparent = traceparent
         self.num_cached_tokens = 0
@@ -110,6 +113,7 @@ class Generation:
 
     def abort_choice(self, choice: int, num_tokens: int) -> None:
         """Give up one choice, whose text has come to an end after `num_tokens` tokens, before its tokens did."""
+        self._has_given_up = True
         self.client.abort_choice(self._parts[choice // self._n], choice % self._n, num_tokens)
 
     @property
@@ -148,7 +152,7 @@ class Generation:
         self._wake()
 
     def tell_token(self, choice: int, token: int | SampledToken, now_s: float) -> bool:
-        """The same; True if `hand_over` is to be called at the end of this turn."""
+        """The same; True if `hand_over` is to be called when all that came with it has been told."""
         self._events.append((choice, token))
         self.last_news_s = now_s
         if self._writer is None:
@@ -178,7 +182,7 @@ class Generation:
             self._waiter.set_exception(error)
             self._waiter = None
         else:
-            if unfinished is not None or self._has_ended():
+            if unfinished is not None or (self._has_given_up and self._has_ended()):
                 self._wake(unfinished)
 
     def fail(self, error: OctavoError) -> None:

@@ -34,6 +34,8 @@ class GrammarSource:
     kind: str
     """json, regex, choice or grammar."""
     value: Any
+    parts: tuple[GrammarSource, ...] = ()
+    """What other fields gave of it: a fault is named by the part that has it."""
 
 
 class GrammarChecker:
@@ -63,6 +65,8 @@ class GrammarChecker:
             if len(self._outcomes) > MAX_OUTCOMES:
                 self._outcomes.popitem(last=False)
         if "error" in outcome:
+            for part in source.parts:
+                await self.grammar(part)
             raise FieldError(source.param, f"{source.param}: {outcome['error']}", "invalid_grammar")
         return outcome["grammar"]
 

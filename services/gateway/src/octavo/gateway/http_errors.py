@@ -51,15 +51,18 @@ class RefusedError(Exception):
 
 @contextmanager
 def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """In what runs inside, a FieldError names a field by its other name."""
+    """In what runs inside, a FieldError names a field by its other name; `names` that begin with a dot are of fields
+    within others."""
     try:
         yield
     except FieldError as error:
-        field, rest = re.fullmatch(r"(\w*)(.*)", error.param or "", re.DOTALL).groups()  # type: ignore[union-attr]
-        if field not in names:
+        if error.param is None:
             raise
-        param = names[field] + rest
-        message = param + error.message.removeprefix(error.param or "")
+        field, rest = re.fullmatch(r"(\w*)(.*)", error.param, re.DOTALL).groups()  # type: ignore[union-attr]
+        for inner, other in names.items():
+            rest = rest.replace(inner, other) if inner.startswith(".") else rest
+        param = names.get(field, field) + rest
+        message = param + error.message.removeprefix(error.param)
         raise FieldError(param, message, error.code, error.status) from None
 
 

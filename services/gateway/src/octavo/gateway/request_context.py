@@ -14,13 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.common.tracing import Span, Tracer
 from octavo.gateway import metrics
 from octavo.gateway.generation_response import CLIENT_GONE_STATUS
-from octavo.gateway.http_errors import FieldError, error_response, report_of
+from octavo.gateway.http_errors import error_response, report_of
 from octavo.gateway.request_account import account_of
 
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}\Z")
-MAX_DROPPED_BYTES = 64 * 2**20
 EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
@@ -87,8 +86,7 @@ class RequestContextMiddleware:
 
     def _record(self, scope: Scope, request_id: str, status: int, duration_s: float) -> None:
         """The access log: what was asked for, by whom, and what it cost; never a text or a key."""
-        route = scope.get("route")
-        path = getattr(route, "path", "unknown")
+        path = _route(scope)
         metrics.HTTP_REQUESTS.labels(path, str(status)).inc()
         write = log.debug if path.startswith(_QUIET_PATHS) else log.info
         account = account_of(scope)
@@ -113,7 +111,7 @@ class RequestContextMiddleware:
 
 def _end_span(span: Span, scope: Scope, request_id: str, status: int) -> None:
     account = account_of(scope)
-    route = getattr(scope.get("route"), "path", "unknown")
+    route = _route(scope)
     facts: dict[str, str | int | float] = {
         "http.request.method": scope["method"],
         "http.route": route,
@@ -129,35 +127,15 @@ def _end_span(span: Span, scope: Scope, request_id: str, status: int) -> None:
     span.end(facts, error=f"status {status}" if status >= 500 else "", name=f"{scope['method']} {route}")
 
 
+def _route(scope: Scope) -> str:
+    """The path with names in place of its parts, without how they are matched."""
+    path: str = getattr(scope.get("route"), "path", "unknown")
+    return path.replace(":path}", "}")
+
+
 def _request_id(scope: Scope) -> str:
     """The client's x-request-id if it is short and plain, else a fresh one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.match(given := value.decode("latin-1")):
             return str(given)
     return uuid.uuid4().hex
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The request's body. Raises FieldError with status 413 if it is longer than `max_bytes`.
-
-    The rest of a body that is too long is read and dropped, up to MAX_DROPPED_BYTES: a connection that is closed over
-    unread bytes is reset, and the client may never see why.
-    """
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > max_bytes + MAX_DROPPED_BYTES:
-        raise _too_large(max_bytes)
-    chunks: list[bytes] = []
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes <= max_bytes:
-            chunks.append(chunk)
-        elif num_bytes > max_bytes + MAX_DROPPED_BYTES:
-            break
-    if num_bytes > max_bytes:
-        raise _too_large(max_bytes)
-    return b"".join(chunks)
-
-
-def _too_large(max_bytes: int) -> FieldError:
-    return FieldError(None, f"the body is larger than {max_bytes} bytes", "body_too_large", status=413)

@@ -86,6 +86,9 @@ class ResponseFormat:
         await self._complete(usage)
         return last + self._events([{"type": f"response.{self._status()}", "response": self._response}])
 
+    def texts(self, choice: int) -> None:
+        """Each event has a number of its own."""
+
     def failure(self, report: ErrorReport) -> bytes:
         error = {"code": report.body["error"]["code"] or "server_error", "message": report.body["error"]["message"]}
         self._response |= {"status": "failed", "error": error, "output": self._output.items}

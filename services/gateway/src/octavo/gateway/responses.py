@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from octavo.common.errors import NotReadyError
 from octavo.gateway.answer_schema import DeletedResponse, ItemList, ResponseBody
+from octavo.gateway.body_reading import read_body
 from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
@@ -21,7 +22,6 @@ from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_account import RequestAccount, account_of
 from octavo.gateway.request_body import json_object, validated
-from octavo.gateway.request_context import read_body
 from octavo.gateway.response_format import ResponseFormat
 from octavo.gateway.response_ids import RESPONSE_PREFIX
 from octavo.gateway.response_store import ResponseStore

@@ -188,7 +188,12 @@ class ResponsesRequest(RequestBody):
         return bool(self.include)
 
 
-CHAT_PARAMS = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+CHAT_PARAMS = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    ".function.": ".",
+}
 """Fields that are called otherwise as fields of a chat request."""
 
 

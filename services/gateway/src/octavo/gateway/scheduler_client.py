@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -24,7 +23,6 @@ from octavo.common.errors import (
 from octavo.common.links import Link
 from octavo.common.messages.generation import (
     Abort,
-    Explain,
     Explained,
     Forget,
     GatewayMessage,
@@ -38,6 +36,7 @@ from octavo.common.messages.generation import (
 from octavo.gateway import metrics
 from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Part, Prompt
+from octavo.gateway.scheduler_queries import SchedulerQueries
 
 log = structlog.get_logger()
 
@@ -49,7 +48,6 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 0.05, 0.5
 _NOT_THERE_YET = (FileNotFoundError, ConnectionRefusedError)
 """A service that starts, or starts again: no news for an operator."""
 _DEADLINE_CHECK_S = 0.25
-_QUERY_TIMEOUT_S = 5.0
 
 
 class SchedulerClient:
@@ -81,8 +79,7 @@ class SchedulerClient:
         self._next_request_no = 1
         self._parts: dict[int, Part] = {}
         self._to_hand_over: list[Generation] = []
-        self._query_nos = itertools.count(1)
-        self._queries: dict[int, asyncio.Future[bytes]] = {}
+        self._queries = SchedulerQueries()
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is news of the scheduler's state."""
         self.on_failed: Callable[[Generation, OctavoError], bool] = lambda generation, error: False
@@ -219,17 +216,7 @@ class SchedulerClient:
         """
         if self._link is None:
             raise NotReadyError(self.why_not_ready or _NOT_CONNECTED.reason)
-        query_no = next(self._query_nos) & _MAX_REQUEST_NO
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._queries[query_no] = answer
-        try:
-            self._link.send(Explain(query_no, request_id, salt_head))
-            async with asyncio.timeout(_QUERY_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            raise NotReadyError(f"the scheduler has not answered within {_QUERY_TIMEOUT_S} s") from None
-        finally:
-            self._queries.pop(query_no, None)
+        return await self._queries.explain(self._link, request_id, salt_head)
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
@@ -264,10 +251,11 @@ class SchedulerClient:
             generation.fail(NotReadyError("the server is shutting down"))
 
     async def _run_link(self, link: Link[GatewayMessage, SchedulerMessage]) -> None:
-        closed: asyncio.Future[OctavoError | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        closed: asyncio.Future[OctavoError | None] = self._loop.create_future()
         self._link = link
         self._set_status(SchedulerStatus(False, "the scheduler has not told its status yet", None))
-        link.bind(self._on_message, lambda error: None if closed.done() else closed.set_result(error))
+        link.bind(self._on_message, lambda error: None if closed.done() else closed.set_result(error), self._hand_over)
         try:
             error = await closed
         finally:
@@ -289,15 +277,13 @@ class SchedulerClient:
             if not part.lose():
                 log.error("request given up", request_id=part.request_id, num_schedulers_lost=MAX_LOSSES_IN_A_ROW)
                 part.generation.fail(lost)
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(NotReadyError(lost.message))
+        self._queries.fail(NotReadyError(lost.message))
 
     def _set_status(self, status: SchedulerStatus) -> None:
         self._status = status
         self.on_change()
         if status.model is not None:
-            if self._model is not None and not _can_go_on(self._model, status.model):
+            if self._model is not None and not self._model.has_tokens_of(status.model):
                 self._fail_waiting(NotReadyError(f"the model was replaced by {status.model.model_name!r}"))
             self._model = status.model
         now_s = asyncio.get_running_loop().time()
@@ -321,7 +307,9 @@ class SchedulerClient:
             generation.fail(error)
 
     def _on_message(self, message: SchedulerMessage) -> None:
-        if isinstance(message, SchedulerStatus):
+        if isinstance(message, TokenBatch):
+            self._on_tokens(message)
+        elif isinstance(message, SchedulerStatus):
             if message.epoch < self.epoch:
                 log.warning("scheduler refused", epoch=message.epoch, highest_epoch=self.epoch)
                 assert self._link is not None
@@ -332,16 +320,12 @@ class SchedulerClient:
                 log.info("scheduler status changed", ready=message.ready, reason=message.reason)
             self._set_status(message)
         elif isinstance(message, Explained):
-            answer = self._queries.get(message.query_no)
-            if answer is not None and not answer.done():
-                answer.set_result(message.explanation)
-        elif isinstance(message, SchedulerLoad):
-            self.load = message
+            self._queries.on_answer(message)
         else:
-            self._on_tokens(message)
+            self.load = message
 
     def _on_tokens(self, batch: TokenBatch) -> None:
-        parts, now_s = self._parts, asyncio.get_running_loop().time()
+        parts, now_s = self._parts, self._loop.time()
         for started in batch.started:
             if part := parts.get(started.request_no):
                 part.generation.last_news_s = now_s
@@ -351,7 +335,9 @@ class SchedulerClient:
         for request_no, told in batch.prompt_logprobs:
             if (part := parts.get(request_no)) and (new := part.news_of_prompt(told)):
                 part.generation.tell(part.first_choice, new, now_s)
-        tokens: Sequence[int | SampledToken] = batch.tokens if batch.logprobs else batch.token_ids
+        tokens: Sequence[int | SampledToken] = batch.token_ids
+        if batch.logprobs:
+            tokens = [token.token_id if token.logprobs is None else token for token in batch.tokens]
         for request_no, choice_index, token_id, token in zip(
             batch.request_nos, batch.choice_indexes, batch.token_ids, tokens, strict=True
         ):
@@ -359,8 +345,6 @@ class SchedulerClient:
                 part.outputs[choice_index].append(token_id)
                 part.num_losses = 0
                 if part.generation.tell_token(part.first_choice + choice_index, token, now_s):
-                    if not self._to_hand_over:
-                        asyncio.get_running_loop().call_soon(self._hand_over)
                     self._to_hand_over.append(part.generation)
         for end in batch.finished:
             if (part := parts.get(end.request_no)) and end.choice_index in part.open_choices:
@@ -374,7 +358,7 @@ class SchedulerClient:
                     part.generation.fail(error)
 
     def _hand_over(self) -> None:
-        """In a turn of its own: what several steps brought at once leaves in one write."""
+        """After all messages that came together: what several steps brought at once leaves in one write."""
         generations, self._to_hand_over = self._to_hand_over, []
         for generation in generations:
             generation.hand_over()
@@ -409,12 +393,3 @@ class SchedulerClient:
                 if now_s - generation.last_news_s > limit_s:
                     state = "gave no token" if generation.is_started else "found no room for the prompt"
                     generation.fail(NotReadyError(f"the scheduler {state} within {limit_s} s"))
-
-
-def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
-    """Whether token ids mean the same to both."""
-    return (before.model_name, before.vocab_size, before.eos_token_ids) == (
-        now.model_name,
-        now.vocab_size,
-        now.eos_token_ids,
-    )

@@ -50,7 +50,8 @@ def grammar_source(
         first, second = sources[0].param, sources[1].param
         raise FieldError(second, f"{second}: is not allowed with {first}", "invalid_value")
     [source] = sources
-    at_most(source.param, len(orjson.dumps(source.value)), config.max_grammar_bytes, "bytes")
+    for part in (*source.parts, source):
+        at_most(part.param, len(orjson.dumps(part.value)), config.max_grammar_bytes, "bytes")
     return source
 
 

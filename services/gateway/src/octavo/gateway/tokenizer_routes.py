@@ -9,6 +9,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
+from octavo.gateway.body_reading import read_body
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import TokenPieces
@@ -18,7 +19,6 @@ from octavo.gateway.openai_schema import ChatRequest
 from octavo.gateway.openapi import answers, body_of
 from octavo.gateway.request_body import json_object, validated
 from octavo.gateway.request_checks import served_model
-from octavo.gateway.request_context import read_body
 from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.tokenization import ModelTokenizer
 from octavo.gateway.tokenizer_schema import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest

@@ -47,8 +47,8 @@ def tool_use(
     offered = OfferedTools(frozenset(function.name for function in functions), new_id)
     is_single_call = request.parallel_tool_calls is False
     if request.tool_choice not in (None, "auto"):
-        reader, schema = _forced(request, functions, offered, is_single_call)
-        return ToolUse(AnswerReading(reader), shown, GrammarSource("tool_choice", "json", schema))
+        reader, grammar = _forced(request, functions, offered, is_single_call)
+        return ToolUse(AnswerReading(reader), shown, grammar)
     tool_format = answers.tools
     if tool_format is None:
         message = "tools: it is not known how this model calls tools; the setting --tool-call-parser says it"
@@ -87,14 +87,24 @@ def _check_choice(request: ChatRequest, functions: list[Function]) -> None:
 
 def _forced(
     request: ChatRequest, functions: list[Function], offered: OfferedTools, is_single_call: bool
-) -> tuple[Callable[[], AnswerReader], dict[str, Any]]:
-    """How the output is read, and its schema."""
+) -> tuple[Callable[[], AnswerReader], GrammarSource]:
+    """How the output is read, and its form."""
     choice = request.tool_choice
+    arguments = {
+        function.name: GrammarSource(f"tools[{index}].function.parameters", "json", _parameters(function))
+        for index, function in enumerate(functions)
+    }
     if isinstance(choice, NamedTool):
         name = choice.function.name
-        schema = next(function.parameters for function in functions if function.name == name)
-        return lambda: ForcedArgumentsReader(offered, name), _ANY_OBJECT if schema is None else schema
-    return lambda: ForcedCallsReader(offered), calls_schema(functions, 1 if is_single_call else None)
+        demanded = arguments[name]
+        grammar = GrammarSource("tool_choice", "json", demanded.value, (demanded,))
+        return lambda: ForcedArgumentsReader(offered, name), grammar
+    schema = calls_schema(functions, 1 if is_single_call else None)
+    return lambda: ForcedCallsReader(offered), GrammarSource("tool_choice", "json", schema, tuple(arguments.values()))
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    return _ANY_OBJECT if function.parameters is None else function.parameters
 
 
 def calls_schema(functions: list[Function], max_calls: int | None) -> dict[str, Any]:
@@ -103,8 +113,7 @@ def calls_schema(functions: list[Function], max_calls: int | None) -> dict[str, 
     definitions, calls = {}, []
     for index, function in enumerate(functions):
         place = f"#/$defs/tool_{index}"
-        schema = function.parameters
-        definitions[f"tool_{index}"] = _ANY_OBJECT if schema is None else _with_references_to(place, schema)
+        definitions[f"tool_{index}"] = _with_references_to(place, _parameters(function))
         calls.append(
             {
                 "type": "object",

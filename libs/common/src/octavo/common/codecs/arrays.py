@@ -28,16 +28,12 @@ def _unpack_array(typecode: str, data: bytes) -> array[Any]:
     return values
 
 
-def _unpack(typecode: str, data: bytes) -> list[Any]:
-    return _unpack_array(typecode, data).tolist() if data else []
-
-
 def pack_int32(values: Collection[int]) -> bytes:
     return _bytes(array("i", values)) if values else b""  # one copy of memory if `values` is such an array
 
 
 def unpack_int32(data: bytes) -> list[int]:
-    return _unpack("i", data)
+    return _unpack_array("i", data).tolist() if data else []
 
 
 def unpack_int32_array(data: bytes) -> array[int]:
@@ -50,7 +46,7 @@ def pack_int64(values: Collection[int]) -> bytes:
 
 
 def unpack_int64(data: bytes) -> list[int]:
-    return _unpack("q", data)
+    return _unpack_array("q", data).tolist() if data else []
 
 
 def pack_float32(values: Collection[float]) -> bytes:
@@ -58,7 +54,7 @@ def pack_float32(values: Collection[float]) -> bytes:
 
 
 def unpack_float32(data: bytes) -> list[float]:
-    return _unpack("f", data)
+    return _unpack_array("f", data).tolist() if data else []
 
 
 def pack_float64(values: Collection[float]) -> bytes:
@@ -66,4 +62,4 @@ def pack_float64(values: Collection[float]) -> bytes:
 
 
 def unpack_float64(data: bytes) -> list[float]:
-    return _unpack("d", data)
+    return _unpack_array("d", data).tolist() if data else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, cast
+from typing import cast
 
 from google.protobuf.message import DecodeError
 
@@ -35,6 +35,9 @@ from octavo.common.messages.generation import (
 )
 from octavo.common.roles import Role
 from octavo.v1 import scheduler_service_pb2 as pb
+
+_NUM_COLUMNS = 3
+"""Fields of a batch that are there if it has tokens."""
 
 
 def _params_to_proto(params: SamplingParams) -> pb.SamplingParams:
@@ -222,10 +225,10 @@ def decode_scheduler(body: bytes) -> SchedulerMessage:
     except DecodeError as error:
         raise ProtocolError(str(error)) from error
     match response.WhichOneof("message"):
-        case "status":
-            return _status_from_proto(response.status)
         case "tokens":
             return _tokens_from_proto(response.tokens)
+        case "status":
+            return _status_from_proto(response.status)
         case "explained":
             return Explained(response.explained.query_no, response.explained.explanation)
         case "load":
@@ -313,26 +316,25 @@ def _tokens_to_proto(batch: TokenBatch) -> pb.TokenBatch:
 
 
 def _tokens_from_proto(batch: pb.TokenBatch) -> TokenBatch:
-    # Most batches have columns of tokens only, and asking for the other fields would take longer than reading these.
-    found: dict[str, Any] = {field.name: value for field, value in batch.ListFields()}
-    request_nos = unpack_int32(found.get("token_request_nos", b""))
-    choice_indexes = unpack_int32(found.get("token_choice_indexes", b""))
-    token_ids = unpack_int32(found.get("token_ids", b""))
+    request_nos, choice_indexes = unpack_int32(batch.token_request_nos), unpack_int32(batch.token_choice_indexes)
+    token_ids = unpack_int32(batch.token_ids)
     if not len(request_nos) == len(choice_indexes) == len(token_ids):
         raise ProtocolError("the columns of a token batch differ in length")
-    logprobs = {entry.token_index: logprobs_from_proto(entry) for entry in found.get("logprobs", ())}
-    if logprobs and max(logprobs) >= len(token_ids):
-        raise ProtocolError(f"log-probabilities of token {max(logprobs)}, and there are {len(token_ids)}")
-    return TokenBatch(
-        [_started_from_proto(started) for started in found.get("started", ())],
-        request_nos,
-        choice_indexes,
-        token_ids,
-        logprobs,
-        [_finished_from_proto(end) for end in found.get("finished", ())],
-        [RequestFailed(f.request_no, f.reason, f.message) for f in found.get("failed", ())],
-        [prompt_logprobs_from_proto(told) for told in found.get("prompt_logprobs", ())],
-    )
+    tokens = TokenBatch([], request_nos, choice_indexes, token_ids)
+    # Most batches have columns only, and asking for each of the other fields would take longer than reading these.
+    if len(batch.ListFields()) > (_NUM_COLUMNS if token_ids else 0):
+        _add_news(tokens, batch)
+    return tokens
+
+
+def _add_news(tokens: TokenBatch, batch: pb.TokenBatch) -> None:
+    tokens.started.extend(map(_started_from_proto, batch.started))
+    tokens.logprobs.update((entry.token_index, logprobs_from_proto(entry)) for entry in batch.logprobs)
+    if tokens.logprobs and (last := max(tokens.logprobs)) >= len(tokens.token_ids):
+        raise ProtocolError(f"log-probabilities of token {last}, and there are {len(tokens.token_ids)}")
+    tokens.finished.extend(map(_finished_from_proto, batch.finished))
+    tokens.failed.extend(RequestFailed(f.request_no, f.reason, f.message) for f in batch.failed)
+    tokens.prompt_logprobs.extend(map(prompt_logprobs_from_proto, batch.prompt_logprobs))
 
 
 def _started_from_proto(started: pb.RequestStarted) -> RequestStarted:

@@ -56,6 +56,12 @@ class FramesLink(asyncio.Protocol, BeatingLink):
 
     def data_received(self, data: bytes) -> None:
         self._heard()
+        try:
+            self._read(data)
+        finally:
+            self._delivered()
+
+    def _read(self, data: bytes) -> None:
         received = self._received or data  # a message mostly comes whole, and then is not copied
         if received is not data:
             self._received += data
@@ -81,10 +87,10 @@ class FramesLink(asyncio.Protocol, BeatingLink):
                 self._fail(ProtocolError(f"message cannot be read: {error}"))
                 return
             self._deliver(message)
-        if received is data:
-            self._received += data[start:]
-        else:
+        if received is not data:
             del self._received[:start]
+        elif start < len(data):
+            self._received += data[start:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended(LinkClosedError(f"connection lost: {exc}") if exc else None)

@@ -77,6 +77,7 @@ class GrpcLink(BeatingLink):
                 except ValueError as error:
                     raise ProtocolError(f"message cannot be read: {error}") from error
                 self._deliver(message)
+                self._delivered()
         except ProtocolError as error:
             self._ended(error)
         except grpc.aio.AioRpcError as error:

@@ -39,6 +39,7 @@ class Link(ABC, Generic[Sent, Received]):
 
     _on_message: Callable[[Received], None] | None = None
     _on_closed: Callable[[OctavoError | None], None] | None = None
+    _on_delivered: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self._early: list[Received] = []
@@ -49,16 +50,21 @@ class Link(ABC, Generic[Sent, Received]):
         self,
         on_message: Callable[[Received], None],
         on_closed: Callable[[OctavoError | None], None],
+        on_delivered: Callable[[], None] | None = None,
     ) -> None:
-        """Start to receive. Messages that came before are delivered at once, in order."""
+        """Start to receive. Messages that came before are delivered at once, in order.
+
+        `on_delivered` is called after each message, or once after several that came together; also after none.
+        """
         had_ended = self._closed
-        self._on_message, self._on_closed = on_message, on_closed
+        self._on_message, self._on_closed, self._on_delivered = on_message, on_closed, on_delivered
         early, self._early = self._early, []
         if self._error is None:
             for message in early:
                 if self._closed and not had_ended:
                     return  # the last message made its receiver close the link
                 on_message(message)
+            self._delivered()
         if had_ended:
             on_closed(self._error)
 
@@ -90,6 +96,11 @@ class Link(ABC, Generic[Sent, Received]):
             self._early.append(message)
         else:
             self._on_message(message)
+
+    def _delivered(self) -> None:
+        """To be called by carriers after what they have delivered in one go."""
+        if self._on_delivered is not None:
+            self._on_delivered()
 
     def _ended(self, error: OctavoError | None) -> None:
         """To be called by carriers when the stream has ended, any number of times."""

@@ -21,12 +21,16 @@ class _LocalLink(Link[Any, Any]):
 
     def send(self, message: Any) -> None:
         if not self._closed and self._peer is not None:
-            self._loop.call_soon(self._peer._deliver, message)
+            self._loop.call_soon(self._peer._receive, message)
 
     def close(self) -> None:
         if not self._closed and self._peer is not None:
             self._loop.call_soon(self._peer._ended, None)
         self._ended(None)
+
+    def _receive(self, message: Any) -> None:
+        self._deliver(message)
+        self._delivered()
 
 
 def local_pair() -> tuple[Link[Client, Server], Link[Server, Client]]:

@@ -142,6 +142,11 @@ class ModelInfo:
     max_num_seqs: int
     block_size: int
 
+    def has_tokens_of(self, other: ModelInfo) -> bool:
+        """Token ids mean the same to both."""
+        ours = (self.model_name, self.vocab_size, self.eos_token_ids)
+        return ours == (other.model_name, other.vocab_size, other.eos_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
