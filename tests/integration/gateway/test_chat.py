@@ -132,6 +132,25 @@ async def test_stop_text_is_cut_exactly(stop: Any, text: str) -> None:
     assert (chunks[-1]["choices"][0]["finish_reason"], choice["finish_reason"]) == ("stop", "stop")
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_counts_so_far_stand_in_every_chunk_on_request(path: str) -> None:
+    asked = {"messages": MESSAGES} if path == CHAT else {"prompt": [5, 6]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with running_gateway(says("the fox jumps over"), step_s=0.02) as gateway:
+        chunks = await gateway.chunks(path, **asked, n=2, max_tokens=6, stream_options=options)
+        alone = await gateway.chunks(path, **asked, max_tokens=6, stream_options={"continuous_usage_stats": True})
+    num_prompt_tokens = NUM_PROMPT_TOKENS if path == CHAT else 2
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and len(set(counts)) > 3
+    assert counts[0] <= 2 and counts[-1] == 12
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == num_prompt_tokens
+        assert usage["total_tokens"] == num_prompt_tokens + usage["completion_tokens"]
+    assert [chunk["usage"]["completion_tokens"] for chunk in alone][-1] == 6
+    assert all(chunk["choices"] for chunk in alone)
+
+
 async def test_counts_of_all_choices_come_in_a_chunk_of_their_own() -> None:
     async with running_gateway(says("the fox jumps over")) as gateway:
         body = {"messages": MESSAGES, "n": 2, "max_tokens": 3}

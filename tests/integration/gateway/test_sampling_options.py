@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from octavo.common.messages.generation import SamplingParams
 from octavo.common.messages.token_rules import TokenRules
@@ -120,6 +121,22 @@ async def test_chat_can_go_on_inside_the_last_message() -> None:
     ends = ["<|im_end|>\n<|im_start|>assistant\n", "", "<|im_end|>\n"]
     prompts = [list(submit.prompt_token_ids) for submit in gateway.scheduler.submits]
     assert prompts == [ids_of(shown + end) for end in ends]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_chat_echoes_the_assistants_last_message(n: int) -> None:
+    messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "1 2"}]
+    async with running_gateway(says(" 3 4")) as gateway:
+        body = {"messages": messages, "n": n, "echo": True, "continue_final_message": True}
+        whole = (await gateway.post(CHAT, **body)).json()["choices"]
+        chunks = await gateway.chunks(CHAT, **body)
+        [plain] = (await gateway.post(CHAT, messages=messages[:1], echo=True)).json()["choices"]
+    assert [choice["message"]["content"] for choice in whole] == ["1 2 3 4"] * n
+    entries = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(n):
+        deltas = [choice["delta"].get("content", "") for choice in entries if choice["index"] == index]
+        assert (deltas[0][:3], "".join(deltas)) == ("1 2", "1 2 3 4")
+    assert plain["message"]["content"] == " 3 4"
 
 
 async def test_chat_adds_special_tokens_only_on_request() -> None:

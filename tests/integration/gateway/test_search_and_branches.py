@@ -12,7 +12,7 @@ from octavo.common.messages.generation import Abort, BranchPoint, Forget
 from octavo.gateway.cache_salt import cache_salt
 from support.running_gateway import RunningGateway, eventually, ids_of, running_gateway, says
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest_asyncio.fixture
@@ -97,12 +97,22 @@ async def test_options_at_odds_are_refused_by_name(gateway: RunningGateway, fiel
     assert gateway.scheduler.submits == []
 
 
-async def test_chat_offers_neither() -> None:
-    async with running_gateway(says("x")) as gateway:
-        for name, value in (("best_of", 2), ("use_beam_search", True), ("length_penalty", 2), ("branch", {"id": "x"})):
-            messages = [{"role": "user", "content": "x"}]
-            response = await gateway.post("/v1/chat/completions", messages=messages, **{name: value})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+async def test_chat_offers_both() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    script = says("the fox", "a dog", "some cats", choice_logprobs=(-0.9, -0.2, -0.4))
+    async with running_gateway(script) as gateway:
+        best = await gateway.post(CHAT, messages=messages, n=2, best_of=3)
+        beams = await gateway.post(CHAT, messages=messages, n=3, use_beam_search=True, length_penalty=0.5)
+        streamed = await gateway.post(CHAT, messages=messages, use_beam_search=True, stream=True)
+        scored = await gateway.post(CHAT, messages=messages, use_beam_search=True, prompt_logprobs=1)
+    best_params, beam_params = (submit.params for submit in gateway.scheduler.submits)
+    assert (best_params.n, best_params.num_logprobs, best_params.beam_width) == (3, 0, 0)
+    assert (beam_params.n, beam_params.beam_width, beam_params.length_penalty) == (3, 3, 0.5)
+    contents = [choice["message"]["content"] for choice in best.json()["choices"]]
+    assert (contents, best.json()["choices"][0]["logprobs"]) == (["a dog", "some cats"], None)
+    assert len(beams.json()["choices"]) == 3
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "stream")
+    assert (scored.status_code, scored.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 async def test_a_branch_goes_on_from_a_kept_response() -> None:

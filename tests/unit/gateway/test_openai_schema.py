@@ -153,7 +153,7 @@ def test_options_we_do_not_offer_are_refused_by_name_otherwise(name: str, value:
     ("name", "value"),
     [
         ("chat_template", "{% for a in range(999) %}{% endfor %}"),
-        ("echo", True),
+        ("branch", {"id": "x"}),
     ],
 )
 def test_chat_options_we_do_not_offer_are_refused_by_name(name: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -34,13 +34,13 @@ class MessageFormat:
         self._has_calls = False
         self._last = Delta("", [], None, None)
 
-    def start(self, usage: dict[str, Any]) -> bytes:
+    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
         message: dict[str, Any] = {
             **self._message,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(usage),
+            "usage": _usage(usage()),
         }
         return sse.named_event({"type": "message_start", "message": message}) + sse.named_event({"type": "ping"})
 

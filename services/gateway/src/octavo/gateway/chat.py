@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -44,12 +44,17 @@ class ChatFormat:
         self._begun: set[int] = set()
         self._reading = None if chat.reading.is_plain else chat.reading
         self._messages: dict[int, ChatDeltas] = {}
-        self._is_bare = not (self._has_logprobs or self._has_token_ids)
+        self._tells_usage = bool(options and options.continuous_usage_stats)
+        self._usage: Callable[[], dict[str, Any]] | None = None
+        """Tells the token counts that each chunk is to have."""
+        self._is_bare = not (self._has_logprobs or self._has_token_ids or self._tells_usage)
         """Nothing stands beside the text of a choice."""
+        self._echoed = _echoed(request)
         self._texts: dict[int, sse.TextEvents] = {}
         """By choice, what is written around a text and nothing else."""
 
-    def start(self, usage: dict[str, Any]) -> bytes:
+    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
+        self._usage = usage if self._tells_usage else None
         return b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
@@ -70,11 +75,11 @@ class ChatFormat:
                 return b""
             finish_reason = message.finish_reason(delta)
             if is_first:
-                content = {"role": "assistant", "content": None, **content}
+                content = {"role": "assistant", **content, "content": self._with_echo(content.get("content"))}
         else:
             content, finish_reason = {"content": delta.text} if delta.text else {}, delta.finish_reason
             if is_first:
-                content = {"role": "assistant", "content": delta.text}
+                content = {"role": "assistant", "content": self._echoed + delta.text}
         frame = self._frame
         if is_first:
             if not self._begun and self._has_token_ids:
@@ -84,7 +89,7 @@ class ChatFormat:
             if self._is_bare and self._reading is None:
                 content_of_text = {"content": sse.TEXT}
                 self._texts[choice] = frame.texts(self._choice(choice, "delta", content_of_text, _NOTHING, None))
-        return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason))
+        return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason), self._usage and self._usage())
 
     async def end(self, usage: dict[str, Any]) -> bytes:
         return self._frame.end(usage)
@@ -110,11 +115,15 @@ class ChatFormat:
 
     def _whole_choice(self, index: int, choice: Delta) -> dict[str, Any]:
         if self._reading is None:
-            message = {"role": "assistant", "content": choice.text}
+            message: dict[str, Any] = {"role": "assistant", "content": self._echoed + choice.text}
             return self._choice(index, "message", message, choice, choice.finish_reason)
         deltas = ChatDeltas(self._reading.reader())
         message = deltas.message(choice)
+        message["content"] = self._with_echo(message["content"])
         return self._choice(index, "message", message, choice, deltas.finish_reason(choice))
+
+    def _with_echo(self, content: str | None) -> str | None:
+        return self._echoed + (content or "") if self._echoed else content
 
     def _choice(
         self, index: int, key: str, content: dict[str, Any], delta: Delta, finish_reason: str | None
@@ -129,6 +138,11 @@ class ChatFormat:
         if self._has_token_ids:
             entry["token_ids"] = [token.token_id for token in delta.tokens]
         return entry
+
+
+def _echoed(request: ChatRequest) -> str:
+    last = request.messages[-1].for_template()
+    return str(last["content"]) if request.echo and last["role"] == "assistant" else ""
 
 
 def router(config: GatewayConfig, chats: ChatPreparation, pieces: TokenPieces) -> APIRouter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -69,17 +69,21 @@ class CompletionFormat:
         self._records, self._pieces = records, pieces
         self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
-        self._is_bare = not (self._has_logprobs or self._has_token_ids)
+        self._tells_usage = bool(options and options.continuous_usage_stats)
+        self._usage: Callable[[], dict[str, Any]] | None = None
+        """Tells the token counts that each chunk is to have."""
+        self._is_bare = not (self._has_logprobs or self._has_token_ids or self._tells_usage)
         """Nothing stands beside the text of a choice."""
         self._texts: dict[int, sse.TextEvents] = {}
         """By choice, what is written around a text and nothing else."""
 
-    def start(self, usage: dict[str, Any]) -> bytes:
+    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
+        self._usage = usage if self._tells_usage else None
         return b""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         if not self._is_bare or delta.finish_reason is not None:
-            return self._frame.chunk(self._choice(choice, delta))
+            return self._frame.chunk(self._choice(choice, delta), self._usage and self._usage())
         texts = self._texts.get(choice)
         if texts is None:
             texts = self._texts[choice] = self._frame.texts(self._choice(choice, Delta(sse.TEXT, (), None, None)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +22,8 @@ counts as another token."""
 class AnswerFormat(Protocol):
     """How a route writes its answers. One object per request."""
 
-    def start(self, usage: dict[str, Any]) -> bytes:
-        """The events of a stream before the first one of any choice."""
+    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
+        """The events of a stream before the first one of any choice; `usage` tells the token counts at any time."""
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         """The events for what is new of one choice; empty if that shows nothing."""

@@ -34,8 +34,8 @@ class StreamOptions(RequestBody):
     """One more chunk before the end, with no choices and the token counts."""
     include_obfuscation: bool | None = None
     """Accepted and without effect."""
-    continuous_usage_stats: Literal[False] | None = None
-    """Not offered."""
+    continuous_usage_stats: bool | None = None
+    """The token counts so far in every chunk, of all choices together."""
 
 
 class JsonSchemaFormat(RequestBody):
@@ -89,6 +89,14 @@ class GenerationRequest(RequestBody):
     """Output tokens per choice. Default: 16 for completions, what fits the model's length for chat."""
     n: PositiveInt | None = None
     """Choices per prompt. Default 1."""
+    best_of: PositiveInt | None = None
+    """Generate so many choices and give the best `n`; with `use_beam_search`, the number of beams. Default: `n`."""
+    use_beam_search: bool | None = None
+    """Give the best `n` answers of a beam search, at temperature 0 and not as a stream. Default false."""
+    length_penalty: Annotated[float, Field(ge=-16, le=16)] | None = None
+    """Beam search divides an answer's log-probability by its length to this power. Default 1."""
+    early_stopping: bool | None = None
+    """End a beam search as soon as there are as many answers as beams. Default false: when none can become better."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """Default 1. 0 is greedy, and so is anything below 0.0001."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -192,14 +200,6 @@ class CompletionRequest(GenerationRequest):
     """Log-probabilities of the tokens, and of this many most likely ones at each place."""
     add_special_tokens: bool | None = None
     """Add what the tokenizer puts around a text, such as a start token. Default true; with `branch`, false."""
-    best_of: PositiveInt | None = None
-    """Generate so many choices and give the best `n`; with `use_beam_search`, the number of beams. Default: `n`."""
-    use_beam_search: bool | None = None
-    """Give the best `n` answers of a beam search, at temperature 0 and not as a stream. Default false."""
-    length_penalty: Annotated[float, Field(ge=-16, le=16)] | None = None
-    """Beam search divides an answer's log-probability by its length to this power. Default 1."""
-    early_stopping: bool | None = None
-    """End a beam search as soon as there are as many answers as beams. Default false: when none can become better."""
     branch: BranchOptions | None = None
     """Go on from a choice of another response, sharing what was computed for it."""
 
@@ -336,6 +336,8 @@ class ChatRequest(GenerationRequest):
     """Write what the template begins an answer with. Default true; with `continue_final_message`, false."""
     continue_final_message: bool | None = None
     """The answer goes on inside the last message: the prompt ends in its content. Default false."""
+    echo: bool | None = None
+    """The content of each choice begins with that of the last message, if this is the assistant's. Default false."""
     add_special_tokens: bool | None = None
     """Add what the tokenizer puts around a text to what the template writes. Default false."""
 

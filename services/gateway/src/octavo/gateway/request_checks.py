@@ -14,7 +14,7 @@ from octavo.gateway.limits import at_most
 from octavo.gateway.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.response_ids import request_id_of
-from octavo.gateway.search_options import SearchOptions, search_options
+from octavo.gateway.search_options import search_options
 from octavo.gateway.token_ids import check_token_ids
 from octavo.gateway.token_rules import LEAST_SHARE, token_rules
 from octavo.gateway.tokenization import ModelTokenizer
@@ -122,7 +122,7 @@ def check_options(
         num_logprobs, max_tokens = _chat_logprobs(request, config), _chat_max_tokens(request)
     n = request.n or 1
     at_most("n", n, config.max_n)
-    search = search_options(request, n, config) if isinstance(request, CompletionRequest) else SearchOptions(n)
+    search = search_options(request, n, config)
     param = "n" if search.num_generated == n else "best_of"
     at_most(param, search.num_generated * num_prompts, config.max_choices, "choices over all prompts")
     at_most("keep", request.keep or 0, config.max_keep_s, "seconds")
@@ -190,12 +190,11 @@ def _prompt_logprobs(request: CompletionRequest | ChatRequest, config: GatewayCo
     at_most("prompt_logprobs", count or 0, config.max_logprobs)
     if count is not None and request.stream:
         raise FieldError("prompt_logprobs", "prompt_logprobs: is not offered in a stream", "invalid_value")
-    if not isinstance(request, CompletionRequest):
-        return count
-    if count is not None and (request.branch is not None or request.use_beam_search):
+    has_branch = isinstance(request, CompletionRequest) and request.branch is not None
+    if count is not None and (has_branch or request.use_beam_search):
         message = "prompt_logprobs: is not offered with branch or beam search"
         raise FieldError("prompt_logprobs", message, "invalid_value")
-    if request.echo and request.logprobs is not None:
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
         if request.use_beam_search:
             raise FieldError("echo", "echo: is not offered with logprobs of a beam search", "invalid_value")
         return max(count or 0, request.logprobs)

@@ -71,7 +71,7 @@ class ResponseFormat:
             "user": request.user,
         }
 
-    def start(self, usage: dict[str, Any]) -> bytes:
+    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
         return self._events(
             {"type": event_type, "response": self._response}
             for event_type in ("response.created", "response.in_progress")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.limits import at_most
-from octavo.gateway.openai_schema import CompletionRequest
+from octavo.gateway.openai_schema import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class SearchOptions:
     early_stopping: bool = False
 
 
-def search_options(request: CompletionRequest, n: int, config: GatewayConfig) -> SearchOptions:
+def search_options(request: GenerationRequest, n: int, config: GatewayConfig) -> SearchOptions:
     """Raises FieldError."""
     best_of = request.best_of or n
     if best_of < n:
@@ -40,7 +40,7 @@ def search_options(request: CompletionRequest, n: int, config: GatewayConfig) ->
     return SearchOptions(best_of)
 
 
-def _beam_options(request: CompletionRequest, n: int, width: int, config: GatewayConfig) -> SearchOptions:
+def _beam_options(request: GenerationRequest, n: int, width: int, config: GatewayConfig) -> SearchOptions:
     at_most("n" if request.best_of is None else "best_of", width, config.max_beam_width, "beams")
     for name, is_at_odds in (
         ("stream", bool(request.stream)),

@@ -38,7 +38,7 @@ class TextEvents:
 class ChunkFrame:
     """Events of one stream that differ in their last fields only; the others are encoded once.
 
-    With usage the token counts come in an event of their own at the end, and are null in all others.
+    With usage the token counts come in an event of their own at the end, and are null in those that do not tell them.
     """
 
     def __init__(self, envelope: dict[str, Any], *, has_usage: bool) -> None:
@@ -46,9 +46,10 @@ class ChunkFrame:
         self._prefix = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
-        """An event with one choice."""
-        return self._prefix + orjson.dumps(choice) + self._suffix
+    def chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        """An event with one choice, and the token counts so far if it is to tell them."""
+        suffix = self._suffix if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return self._prefix + orjson.dumps(choice) + suffix
 
     def texts(self, choice: dict[str, Any]) -> TextEvents:
         """Events with one choice that differ in its text only."""

@@ -41,14 +41,10 @@ COMPLETION_OPTIONS: dict[str, tuple[Any, ...]] = {
 CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "audio": (),
-    "best_of": (),
     "chat_template": (),
     "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "length_penalty": (1,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -56,11 +52,10 @@ CHAT_OPTIONS: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning_effort": (),
     "thinking_token_budget": (),
-    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""The same for chat. `best_of` also passes where it equals `n`."""
+"""The same for chat."""
 
 
 def without_unoffered(body: dict[str, Any], options: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -72,8 +67,7 @@ def without_unoffered(body: dict[str, Any], options: dict[str, tuple[Any, ...]])
         if name not in options:
             kept[name] = value
             continue
-        accepted = (body.get("n") or 1,) if name == "best_of" else options[name]
-        if value is not None and not any(_is_same(value, neutral) for neutral in accepted):
+        if value is not None and not any(_is_same(value, neutral) for neutral in options[name]):
             raise FieldError(name, f"{name} is not supported", "unsupported_parameter")
     return kept
 
