@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import grpc
@@ -97,22 +98,21 @@ def run_why(settings: InspectSettings, request_id: str) -> int:
     return _said(show)
 
 
-async def _explanation(settings: InspectSettings, named: str) -> dict[str, Any]:
-    """From the first scheduler that knows the request, which is named by its id or by that of its answer."""
-    from octavo.gateway.response_ids import request_id_of
+async def _explanation(settings: InspectSettings, request_id: str) -> dict[str, Any]:
+    """From the first scheduler that knows the request, by its own id or by its answer's."""
+    from octavo.gateway.response_ids import ids_of
 
-    request_id = request_id_of(named)
     failure: grpc.aio.AioRpcError | None = None
-    for address in _schedulers(settings):
+    for address, known_as in product(_schedulers(settings), ids_of(request_id)):
         try:
-            return await read_explanation(Address.parse(address), request_id, settings.tls)
+            return await read_explanation(Address.parse(address), known_as, settings.tls)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 failure = error
     if failure is not None:
         raise failure
     message = "is unknown, or ended so long ago that it was forgotten"
-    raise CannotInspectError(f"request {named!r} {message}")
+    raise CannotInspectError(f"request {request_id!r} {message}")
 
 
 def _schedulers(settings: InspectSettings) -> list[str]:

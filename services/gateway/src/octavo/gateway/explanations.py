@@ -8,7 +8,7 @@ from octavo.gateway.cache_salt import salt_of
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.request_account import account_of
-from octavo.gateway.response_ids import request_id_of
+from octavo.gateway.response_ids import ids_of
 from octavo.gateway.worker_groups import WorkerGroups
 
 
@@ -31,8 +31,3 @@ def router(config: GatewayConfig, client: WorkerGroups) -> APIRouter:
 def not_found(request_id: str) -> FieldError:
     message = f"request {request_id!r} is unknown, or ended so long ago that it was forgotten"
     return FieldError("request_id", message, "request_not_found", status=404)
-
-
-def ids_of(given: str) -> list[str]:
-    """The id as given, and as it is without an answer's prefix."""
-    return [given] if request_id_of(given) == given else [given, request_id_of(given)]

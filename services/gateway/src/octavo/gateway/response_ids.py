@@ -15,3 +15,8 @@ def request_id_of(response_id: str) -> str:
         if response_id.startswith(prefix):
             return response_id.removeprefix(prefix)
     return response_id
+
+
+def ids_of(given: str) -> list[str]:
+    """What a request may be known by that is named by its own id or by its answer's: as given, and without prefix."""
+    return [given] if request_id_of(given) == given else [given, request_id_of(given)]

@@ -10,10 +10,11 @@ from importlib.resources.abc import Traversable
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
-from octavo.gateway.explanations import ids_of, not_found
+from octavo.gateway.explanations import not_found
 from octavo.gateway.http_errors import FieldError
 from octavo.gateway.live_hub import LiveHub
 from octavo.gateway.operator_access import OperatorAccess
+from octavo.gateway.response_ids import ids_of
 from octavo.gateway.scheduler_admin import SchedulerAdmins
 
 _MEDIA_TYPES = {
