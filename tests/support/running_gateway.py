@@ -24,6 +24,7 @@ from octavo.gateway.http_server import listen_http, serve_http
 from octavo.gateway.worker_groups import WorkerGroups
 from support.scripted_scheduler import Answer, ScriptedScheduler
 from support.small_tokenizer import CHAT_TEMPLATE, EOS, byte_level_tokenizer, id_of, model_tokenizer
+from support.waiting import eventually
 
 MAX_MODEL_LEN = 128
 TOKENIZER = byte_level_tokenizer()
@@ -117,10 +118,3 @@ async def running_gateway(
             if not stop.is_requested:
                 stop.request()
             await serving
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = 1.0) -> None:
-    """Wait until something holds; fails if it does not in time."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 (any condition, not only those that tell)
-            await asyncio.sleep(0.005)

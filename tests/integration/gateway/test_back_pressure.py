@@ -17,7 +17,8 @@ import pytest
 
 from octavo.common.messages.generation import Abort
 from octavo.gateway.generation import Generation
-from support.running_gateway import RunningGateway, eventually, running_gateway, says
+from support.running_gateway import RunningGateway, running_gateway, says
+from support.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 LONG: dict[str, dict[str, Any]] = {

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from octavo.common.messages.generation import Abort, Submit
-from support.running_gateway import RunningGateway, eventually, ids_of, running_gateway, says
+from support.running_gateway import RunningGateway, ids_of, running_gateway, says
 from support.scripted_scheduler import Answer
+from support.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": [5], "max_tokens": 100, "ignore_eos": True}
@@ -48,7 +49,7 @@ async def test_client_that_leaves_is_aborted_once_and_at_once(
 ) -> None:
     async with running_gateway(says("the fox " * 50, **options), step_s=0.01) as gateway:
         await leave_after(gateway, {**LONG, "stream": is_stream, "n": 2}, num_events, wait_s=0.1)
-        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)])
+        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)], within_s=1.0)
         assert gateway.client.num_open_requests == 0
         gateway.scheduler.script = says("the fox")
         assert (await gateway.complete(prompt="x", max_tokens=1))["usage"]["completion_tokens"] == 1

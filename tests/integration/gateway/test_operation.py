@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.common.admin import AdminServicer
 from octavo.gateway.metrics import merged
-from support.running_gateway import MAX_MODEL_LEN, eventually, running_gateway, says
+from support.running_gateway import MAX_MODEL_LEN, running_gateway, says
+from support.waiting import eventually
 
 
 async def test_served_model_is_listed() -> None:

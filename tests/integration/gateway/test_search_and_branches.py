@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from octavo.common.messages.generation import Abort, BranchPoint, Forget
 from octavo.gateway.cache_salt import cache_salt
-from support.running_gateway import RunningGateway, eventually, ids_of, running_gateway, says
+from support.running_gateway import RunningGateway, ids_of, running_gateway, says
+from support.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

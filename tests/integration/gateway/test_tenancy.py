@@ -21,8 +21,9 @@ from octavo.gateway.key_sources import change_file
 from octavo.v1 import kvmanager_service_pb2 as pb
 from octavo.v1 import kvmanager_service_pb2_grpc as pb_grpc
 from support.redis_server import running_redis
-from support.running_gateway import RunningGateway, eventually, running_gateway, says
+from support.running_gateway import RunningGateway, running_gateway, says
 from support.tenant_keys import Keys
+from support.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")

@@ -19,7 +19,8 @@ from octavo.gateway.api_keys import KeyBook, Tenant
 from octavo.gateway.live_frames import BLOCKS, HEADER, JSON
 from octavo.gateway.live_hub import MAX_QUEUED_FRAMES, MAX_WATCHERS, _Watcher
 from support.lively_services import LivelyPool, LivelyServices, lively_groups, lively_services
-from support.running_gateway import RunningGateway, eventually, running_gateway, says
+from support.running_gateway import RunningGateway, running_gateway, says
+from support.waiting import eventually
 
 
 @asynccontextmanager

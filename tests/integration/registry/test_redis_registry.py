@@ -15,7 +15,7 @@ from octavo.common.registry import LeaseLostError, Member, Membership, RegistryA
 from octavo.common.registry.redis_registry import RedisRegistry
 from octavo.common.roles import Role
 from support.redis_server import RunningRedis, running_redis
-from support.running_gateway import eventually
+from support.waiting import eventually
 
 POOL = (Role.SCHEDULER, "pool")
 

@@ -18,6 +18,7 @@ from octavo.common.links import Address, Link, connect, heartbeat, listen
 from octavo.common.links.channel import CHANNEL_OPTIONS
 from octavo.common.messages.generation import Abort
 from support.faulty_link import FaultyLink, faulty_link
+from support.waiting import eventually
 
 CARRIERS = ["frames", "grpc+unix"]
 BEAT_S = 0.05
@@ -43,19 +44,13 @@ async def joined_by_proxy(carrier: str, folder: Path) -> AsyncIterator[tuple[End
     async with faulty_link(folder / "near", folder / "far") as proxy:
         client = End(await connect(Address(carrier, str(folder / "near")), GENERATE, timeout_s=10))
         client.link.send(Abort(1))
-        await until(lambda: bool(accepted) and accepted[0].received == [Abort(1)])
+        await eventually(lambda: bool(accepted) and accepted[0].received == [Abort(1)])
         try:
             yield client, accepted[0], proxy
         finally:
             client.link.close()
     await listener.close(0)
     await asyncio.sleep(0.02)
-
-
-async def until(condition: Any, within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 (either end, by either carrier)
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -70,9 +65,9 @@ async def test_both_ends_of_a_half_open_link_call_the_other_quiet_and_then_give_
     async with joined_by_proxy(carrier, tmp_path) as (client, server, proxy):
         assert not (client.link.is_quiet or server.link.is_quiet)
         proxy.stall()
-        await until(lambda: client.link.is_quiet and server.link.is_quiet)
+        await eventually(lambda: client.link.is_quiet and server.link.is_quiet)
         assert (client.ends, server.ends) == ([], [])
-        await until(lambda: bool(client.ends and server.ends))
+        await eventually(lambda: bool(client.ends and server.ends))
         for [error] in (client.ends, server.ends):
             assert isinstance(error, LinkClosedError) and error.message == "nothing has come for 0.75 s"
         assert client.link.is_closed and server.link.is_closed and not client.link.is_quiet
@@ -82,11 +77,11 @@ async def test_both_ends_of_a_half_open_link_call_the_other_quiet_and_then_give_
 async def test_a_link_that_flows_again_in_time_goes_on(carrier: str, tmp_path: Path, fast_beats: None) -> None:
     async with joined_by_proxy(carrier, tmp_path) as (client, server, proxy):
         proxy.stall()
-        await until(lambda: client.link.is_quiet and server.link.is_quiet)
+        await eventually(lambda: client.link.is_quiet and server.link.is_quiet)
         client.link.send(Abort(2))
         proxy.heal()
-        await until(lambda: server.received == [Abort(1), Abort(2)])
-        await until(lambda: not (client.link.is_quiet or server.link.is_quiet))
+        await eventually(lambda: server.received == [Abort(1), Abort(2)])
+        await eventually(lambda: not (client.link.is_quiet or server.link.is_quiet))
         assert (client.ends, server.ends) == ([], [])
 
 
@@ -99,7 +94,7 @@ async def test_a_balancer_that_cuts_idle_connections_lets_an_idle_link_be(
         proxy.max_idle_s = 10 * BEAT_S
         await asyncio.sleep(25 * BEAT_S)
         client.link.send(Abort(2))
-        await until(lambda: server.received == [Abort(1), Abort(2)])
+        await eventually(lambda: server.received == [Abort(1), Abort(2)])
         assert (client.ends, server.ends, proxy.num_connections) == ([], [], 1)
 
 
@@ -108,7 +103,7 @@ async def test_without_heartbeats_that_balancer_cuts(tmp_path: Path, monkeypatch
     async with joined_by_proxy("frames", tmp_path) as (client, server, proxy):
         proxy.max_idle_s = 10 * BEAT_S
         client.link.send(Abort(2))  # the proxy reads with the limit from now on
-        await until(lambda: bool(client.ends and server.ends))
+        await eventually(lambda: bool(client.ends and server.ends))
 
 
 async def test_a_process_that_was_suspended_itself_blames_nobody(tmp_path: Path, fast_beats: None) -> None:

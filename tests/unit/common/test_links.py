@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from octavo.common.links import Address, Link, Listener, connect, grpc_stream, l
 from octavo.common.links.channel import CHANNEL_OPTIONS
 from octavo.common.links.protocol_version import SpokenVersions
 from octavo.common.messages.generation import Abort, SchedulerStatus
+from support.waiting import eventually
 
 CARRIERS = ["frames", "grpc", "grpc+unix", "local"]
 SOCKET_CARRIERS = CARRIERS[:-1]
@@ -57,12 +58,6 @@ class Pair:
         self.client = End(client)
         self.server = End(server)
         self.address = address
-
-
-async def eventually(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110 (any condition, from either carrier)
-            await asyncio.sleep(0.005)
 
 
 def address_of(carrier: str, tmp_path: Path) -> Address:
@@ -434,22 +429,3 @@ async def test_both_ends_of_a_grpc_stream_say_why_they_do_not_speak(
     assert expected in (refused.value.details() or "")
     assert expected in capsys.readouterr().out
     assert ends == []
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("frames:///run/a.sock", Address("frames", "/run/a.sock")),
-        ("grpc://localhost:80", Address("grpc", "localhost:80")),
-        ("grpc+unix://a", Address("grpc+unix", "a")),
-    ],
-)
-def test_an_address_is_read_and_written_alike(text: str, address: Address) -> None:
-    assert Address.parse(text) == address
-    assert str(address) == text
-
-
-@pytest.mark.parametrize("text", ["", "frames", "frames://", "http://x", "grpc://host", "/run/a.sock"])
-def test_other_addresses_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="address"):
-        Address.parse(text)

@@ -24,8 +24,8 @@ from octavo.common.messages.generation import (
 from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import MAX_LOSSES_IN_A_ROW, Prompt
 from octavo.gateway.scheduler_client import SchedulerClient
-from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler
+from support.waiting import eventually
 
 MODEL = ModelInfo("m", 64, 100, (99,), max_num_seqs=4, block_size=16)
 

@@ -25,8 +25,8 @@ from octavo.gateway.generation import Generation
 from octavo.gateway.request_part import Prompt
 from octavo.gateway.scheduler_client import SchedulerClient
 from octavo.gateway.worker_groups import GroupSettings, WorkerGroups
-from support.running_gateway import eventually
 from support.scripted_scheduler import Answer, ScriptedScheduler
+from support.waiting import eventually
 
 MODEL = ModelInfo("m", 64, 100, (99,), max_num_seqs=4, block_size=16)
 TOKENS = list(range(10, 30))
