@@ -205,6 +205,18 @@ async def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> No
     assert not (tmp_path / "socket").exists()
 
 
+async def test_who_closes_late_leaves_the_socket_file_of_its_successor(tmp_path: Path) -> None:
+    address = Address("frames", str(tmp_path / "socket"))
+    accepted: list[Any] = []
+    hung = await listen([address], GENERATE, accepted.append)
+    successor = await listen([address], GENERATE, accepted.append)
+    await hung.close(0)
+    (await connect(address, GENERATE, timeout_s=10)).close()
+    await eventually(lambda: len(accepted) == 1)
+    await successor.close(0)
+    assert not (tmp_path / "socket").exists()
+
+
 # Bytes that no client of ours would send
 
 

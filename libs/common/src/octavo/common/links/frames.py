@@ -23,7 +23,7 @@ from octavo.common.errors import (
 from octavo.common.links import protocol_version
 from octavo.common.links.heartbeat import HEARTBEAT, BeatingLink
 from octavo.common.links.link import Link, StreamCodec
-from octavo.common.links.socket_files import for_this_user
+from octavo.common.links.socket_files import SocketFile, for_this_user
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_BUFFERED_BYTES = 64 * 2**20
@@ -143,18 +143,21 @@ async def connect_frames(path: str, codec: StreamCodec[Any, Any]) -> Link[Any, A
 
 async def listen_frames(
     path: str, codec: StreamCodec[Any, Any], accept: Callable[[Link[Any, Any]], None]
-) -> asyncio.AbstractServer:
-    """Accept streams of this user's processes at `path`; a socket file that a dead process left there is replaced."""
+) -> tuple[asyncio.AbstractServer, SocketFile]:
+    """Accept streams of this user's processes at `path`. A socket file that is there is replaced: who left it is dead,
+    or hangs and has been succeeded."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listening = socket.socket(socket.AF_UNIX)
     try:
         with for_this_user():
             listening.bind(path)
+        file = SocketFile(path)
         loop = asyncio.get_running_loop()
-        return await loop.create_unix_server(
+        server = await loop.create_unix_server(
             lambda: FramesLink(codec.encode_server, codec.decode_client, accept), sock=listening
         )
+        return server, file
     except BaseException:
         listening.close()
         raise

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -17,7 +15,7 @@ from octavo.common.links.frames import connect_frames, listen_frames
 from octavo.common.links.grpc_stream import connect_grpc, stream_handler
 from octavo.common.links.link import Link, StreamCodec
 from octavo.common.links.role_check import UnaryCallGate
-from octavo.common.links.socket_files import for_this_user
+from octavo.common.links.socket_files import SocketFile, for_this_user
 from octavo.common.links.tls import TlsFiles
 from octavo.common.roles import Role
 
@@ -44,15 +42,14 @@ class Listener:
     """The open listening sockets of one service."""
 
     def __init__(self) -> None:
-        self._frame_servers: list[tuple[str, asyncio.AbstractServer]] = []
+        self._frame_servers: list[tuple[asyncio.AbstractServer, SocketFile]] = []
         self._grpc_servers: list[grpc.aio.Server] = []
 
     async def close(self, grace_s: float) -> None:
         """Stop to accept, give running calls `grace_s`, then cut them."""
-        for path, server in self._frame_servers:
+        for server, file in self._frame_servers:
             server.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            file.remove()
         await asyncio.gather(*(server.stop(grace_s) for server in self._grpc_servers))
 
 
@@ -67,13 +64,12 @@ async def listen(
 
     `unary_handlers` are functions that add a generated servicer to a server. Over TCP, with `tls`, a client must show a
     certificate of its CA: the stream is for the role of the codec's client, the unary services are for gateways and
-    operators. Unix sockets are for processes of this user only. Raises OSError if an address is taken.
+    operators. Unix sockets are for processes of this user only. Raises OSError if a TCP address is taken.
     """
     listener = Listener()
     for address in addresses:
         if not address.is_grpc:
-            server = await listen_frames(address.target, codec, accept)
-            listener._frame_servers.append((address.target, server))
+            listener._frame_servers.append(await listen_frames(address.target, codec, accept))
             continue
         is_secured = tls is not None and address.scheme == "grpc"
         gates = [UnaryCallGate([Role.GATEWAY, Role.OPERATOR])] if is_secured else []
