@@ -40,6 +40,8 @@ class Membership:
         self._load = load
         self._epoch = epoch
         self._has_lease = False
+        self._is_away = False
+        """The registry did not take the last renewal."""
         self.waits_for = ""
         """Why there is no lease yet, for people; empty once there is."""
 
@@ -113,8 +115,11 @@ class Membership:
                 member = replace(member, epoch=epoch)
             await self._registry.register(member, self._ttl_s)
         except RegistryAwayError as error:
-            log.warning("not registered", error=str(error))
+            tell = log.debug if self._is_away else log.warning
+            tell("not registered", error=str(error))
+            self._is_away = True
             return False
+        self._is_away = False
         return True
 
     async def _leave(self) -> None:
