@@ -141,7 +141,7 @@ class Cluster(ABC):
 
         wait_until(is_ready, within_s, "the server is not ready")
 
-    def assert_idle(self, within_s: float = 2.0) -> None:
+    def assert_idle(self, within_s: float = 10.0) -> None:
         """Soon nothing waits or runs, no block is held, and the books of the pool add up."""
 
         def is_idle() -> bool:

@@ -60,7 +60,7 @@ async def test_a_stream_whose_client_leaves_is_aborted_at_once_on_every_route(
         if "never_starts" not in options:
             assert b"200" in await reader.readline()
         writer.close()
-        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)], within_s=0.5)
+        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)])
         assert (gateway.client.num_open_requests, gateway.scheduler.num_running) == (0, 0)
 
 
@@ -74,7 +74,7 @@ async def test_a_deadline_ends_a_request_with_a_typed_error_and_frees_it(path: s
         elapsed_s = asyncio.get_running_loop().time() - started
         assert gateway.scheduler.aborts == [Abort(1)]
         assert gateway.client.num_open_requests == 0
-    assert 0.3 <= elapsed_s < 1.5
+    assert 0.3 <= elapsed_s < 4.0, "the whole answer takes 4.5 s"
     if is_stream:
         assert answer.status_code == 200
         assert "fox" in answer.text
@@ -103,8 +103,8 @@ async def test_a_queued_request_meets_its_deadline_and_the_official_client_tells
 
 async def test_a_deadline_that_is_kept_leaves_no_trace() -> None:
     async with running_gateway(says("the quick")) as gateway:
-        await gateway.complete(prompt="x", max_tokens=2, timeout=0.2)
-        await asyncio.sleep(0.3)
+        await gateway.complete(prompt="x", max_tokens=2, timeout=1.5)
+        await asyncio.sleep(1.6)
         assert gateway.scheduler.aborts == []
 
 
@@ -112,7 +112,7 @@ async def test_bodies_that_come_too_slowly_are_refused() -> None:
     async with running_gateway(says("x"), body_timeout_s=0.3) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             assert b" 408 " in await reader.readline()
             assert b"body_timeout" in await reader.read()
         writer.close()
@@ -145,7 +145,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_frees_everything() -> 
             body = {**LONG["/v1/completions"], "n": 128, "logprobs": 20, "stream": True}
             content = json.dumps(body).encode()
             await loop.sock_sendall(client, f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
-            await eventually(lambda: len(gateway.scheduler.submits) == 1, within_s=5)
+            await eventually(lambda: len(gateway.scheduler.submits) == 1)
             await eventually(lambda: gateway.scheduler.aborts == [Abort(1)], within_s=20)
             assert gateway.client.num_open_requests == 0
 
@@ -163,7 +163,7 @@ async def test_a_client_that_reads_too_slowly_holds_a_bounded_number_of_tokens_a
             body = {**LONG["/v1/completions"], "n": 128, "logprobs": 20, "stream": True}
             content = json.dumps(body).encode()
             await loop.sock_sendall(client, f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
-            await eventually(lambda: len(gateway.scheduler.submits) == 1, within_s=5)
+            await eventually(lambda: len(gateway.scheduler.submits) == 1)
             others = [
                 asyncio.create_task(gateway.complete(prompt="x", max_tokens=90, ignore_eos=True)) for _ in range(3)
             ]

@@ -49,7 +49,7 @@ async def test_client_that_leaves_is_aborted_once_and_at_once(
 ) -> None:
     async with running_gateway(says("the fox " * 50, **options), step_s=0.01) as gateway:
         await leave_after(gateway, {**LONG, "stream": is_stream, "n": 2}, num_events, wait_s=0.1)
-        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)], within_s=1.0)
+        await eventually(lambda: gateway.scheduler.aborts == [Abort(1)])
         assert gateway.client.num_open_requests == 0
         gateway.scheduler.script = says("the fox")
         assert (await gateway.complete(prompt="x", max_tokens=1))["usage"]["completion_tokens"] == 1
@@ -130,7 +130,7 @@ async def test_answers_go_on_at_the_next_scheduler() -> None:
         await eventually(lambda: gateway.scheduler.num_running == 2)
         await asyncio.sleep(0.05)
         gateway.scheduler.drop_link()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             chunks, body = await stream, (await whole).json()
     texts = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
     assert texts == body["choices"][0]["text"] == "the fox jumps over the lazy dog"
@@ -146,7 +146,7 @@ async def test_answers_end_with_an_error_when_no_scheduler_comes_back_in_time() 
         await asyncio.sleep(0.05)
         gateway.scheduler.is_away = True
         gateway.scheduler.drop_link()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             assert "error" in (await stream)[-1]
             assert (await whole).status_code == 503
         refused = await gateway.post(COMPLETIONS, prompt="x")
@@ -188,7 +188,7 @@ async def test_stop_lets_open_streams_end() -> None:
         assert (await gateway.http.get("/health/ready")).status_code == 503
         assert (await gateway.post(COMPLETIONS, prompt="x")).status_code == 503
         assert (await stream)[-1]["choices"][0]["finish_reason"] == "length"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await gateway.serving
 
 
@@ -198,6 +198,6 @@ async def test_stop_cuts_what_outlives_the_grace_with_an_error_event() -> None:
         await eventually(lambda: gateway.scheduler.num_running == 1)
         gateway.stop.request()
         assert (await stream)[-1]["error"]["message"] == "the server is shutting down"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await gateway.serving
         assert gateway.scheduler.aborts == [Abort(1)]

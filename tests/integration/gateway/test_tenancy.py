@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import openai
 import pytest
 from structlog.testing import capture_logs
@@ -167,14 +166,11 @@ async def test_tokens_of_prompts_and_answers_are_counted(is_stream: bool) -> Non
 async def test_open_requests_are_limited_and_every_way_out_makes_room() -> None:
     keys = Keys(acme=Tenant(max_concurrent=1))
     async with running_gateway(says("x", never_starts=True), api_keys=keys.text, max_body_bytes=4096) as gateway:
-        waiting = asyncio.create_task(
-            gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of("acme"), timeout=0.4)
-        )
+        waiting = asyncio.create_task(gateway.http.post(PATHS[0], json=BODIES[PATHS[0]], headers=keys.of("acme")))
         await eventually(lambda: gateway.scheduler.num_running == 1)
         refused = await gateway.http.post(PATHS[1], json=BODIES[PATHS[1]], headers=keys.of("acme"))
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "concurrent_requests")
-        with pytest.raises(httpx.ReadTimeout):  # its client leaves
-            await waiting
+        waiting.cancel()  # its client leaves
         await eventually(lambda: gateway.scheduler.num_running == 0)
         gateway.scheduler.script = says("the fox")
         too_large = await gateway.http.post(PATHS[0], json={"prompt": "x" * 5000}, headers=keys.of("acme"))
@@ -191,7 +187,7 @@ async def test_a_revoked_key_is_refused_soon(tmp_path: Path, monkeypatch: pytest
     async with running_gateway(says("x"), api_keys_file=file) as gateway:
         assert (await gateway.http.get("/v1/models", headers=keys.of("a"))).status_code == 200
         change_file(file, lambda book: book.without_key(book.keys[0].key_id))
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(10):
             while (await gateway.http.get("/v1/models", headers=keys.of("a"))).status_code == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await gateway.http.get("/v1/models", headers=keys.of("b"))).status_code == 200

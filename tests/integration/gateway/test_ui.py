@@ -243,7 +243,7 @@ async def test_nothing_is_followed_while_nobody_looks(tmp_path: Path) -> None:
             viewer = Viewer(response)
             await viewer.read_until(lambda: bool(viewer.of_type("pool")))
             assert services.kvmanager._num_pool_watchers == 1
-        await eventually(lambda: services.kvmanager._num_pool_watchers == 0, within_s=3)
+        await eventually(lambda: services.kvmanager._num_pool_watchers == 0)
 
 
 async def test_explanations_are_the_operators(tmp_path: Path) -> None:

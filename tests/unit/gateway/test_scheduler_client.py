@@ -71,7 +71,7 @@ async def test_a_scheduler_that_was_replaced_is_refused() -> None:
         await asyncio.sleep(0.2)
         assert client.why_not_ready
         scheduler.status = replace(scheduler.status, epoch=8)
-        await eventually(lambda: not client.why_not_ready, 2.0)
+        await eventually(lambda: not client.why_not_ready)
         with client.submit("r", [prompt(max_tokens=1)]) as generation:
             assert await tokens_of(generation) == {0: [5]}
 

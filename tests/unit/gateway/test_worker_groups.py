@@ -60,7 +60,7 @@ async def running(hosts: Hosts, **settings: Any) -> AsyncIterator[WorkerGroups]:
         GroupSettings(**{"routing": "round_robin", **settings}),
     )
     task = asyncio.create_task(groups.run())
-    await eventually(lambda: reasons_of(groups) == dict.fromkeys(hosts.listed, ""), 2.0)
+    await eventually(lambda: reasons_of(groups) == dict.fromkeys(hosts.listed, ""))
     try:
         yield groups
     finally:
@@ -140,7 +140,7 @@ async def test_what_a_lost_group_had_goes_on_in_another_with_its_tokens() -> Non
         await asyncio.gather(*(tokens_of(groups.submit(f"q{index}", [prompt()])) for index in range(20)))
         assert not [name for name in submitted(hosts)["a"] if name.startswith("q")]
         hosts.schedulers["a"].is_away = False
-        await eventually(lambda: not reasons_of(groups)["a"], 3.0)
+        await eventually(lambda: not reasons_of(groups)["a"])
         await asyncio.gather(*(tokens_of(groups.submit(f"p{index}", [prompt()])) for index in range(4)))
         assert [name for name in submitted(hosts)["a"] if name.startswith("p")] == ["p0", "p2"]
 
@@ -231,7 +231,7 @@ async def test_a_branch_of_what_was_lost_with_its_scheduler_is_told_so() -> None
         scheduler.status = replace(scheduler.status, epoch=7)
         scheduler.drop_link()
         await eventually(lambda: groups.why_not_ready != "")
-        await eventually(lambda: groups.why_not_ready == "", 2.0)
+        await eventually(lambda: groups.why_not_ready == "")
         with pytest.raises(UnknownResponseError, match=r"^no such; the scheduler that served it has been lost since"):
             await tokens_of(groups.submit("late", [branch]))
 
@@ -270,7 +270,7 @@ async def test_the_registry_may_be_away_and_a_group_that_it_forgot_ends_what_it_
         assert set(reasons_of(groups)) == {"a", "b"}, "its link is open: it is alive"
         hosts.schedulers["b"].is_away = True
         hosts.schedulers["b"].drop_link()
-        await eventually(lambda: set(reasons_of(groups)) == {"a"}, 3.0)
+        await eventually(lambda: set(reasons_of(groups)) == {"a"})
 
 
 async def test_a_group_with_another_model_or_shorter_sequences_gets_only_what_it_can_serve() -> None:

@@ -340,7 +340,7 @@ async def test_a_scheduler_whose_pool_another_has_taken_says_so_and_does_not_tak
             owner.send(OpenPool("default", 2**63, 99, NUM_BLOCKS, BLOCK_SIZE))
             refusal = f"refused by the KV manager: epoch {host.epochs[0]} of pool 'default'; it has seen {2**63}"
             await eventually(lambda: refusal in scheduler._readiness.longest_absence(time.monotonic())[1])
-            await eventually(lambda: gateway.statuses[-1].reason == refusal, within_s=10)
+            await eventually(lambda: gateway.statuses[-1].reason == refusal)
             assert not owner.is_closed
             assert [type(answer) for answer in answers] == [PoolOpened]
             assert len(host.epochs) == 1, "the worker was made to start over"
