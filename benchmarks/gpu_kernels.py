@@ -23,8 +23,9 @@ from torch import Tensor
 
 from octavo.worker.attention_plan import cut_queries, decode_items, spare_items
 from octavo.worker.kernels import paged_prefill as prefill_module
+from octavo.worker.kernels.decode_rows import ITEM, DecodeRows, make_scratch
 from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
-from octavo.worker.kernels.paged_decode import ITEM, DecodeRows, make_scratch, paged_decode
+from octavo.worker.kernels.paged_decode import paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 from octavo.worker.kernels.prefill import prefill
 from octavo.worker.kernels.quantize_rows import quantize_rows

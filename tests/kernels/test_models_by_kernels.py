@@ -12,7 +12,7 @@ import torch
 from octavo.worker.attention_plan import cut_queries, decode_items
 from octavo.worker.attention_triton import TritonAttention, TritonStep
 from octavo.worker.gpu_loading import gpu_model
-from octavo.worker.kernels.paged_decode import DecodeRows, make_scratch
+from octavo.worker.kernels.decode_rows import DecodeRows, make_scratch
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.models import linear, weights
 from octavo.worker.models.errors import UnknownArchitectureError

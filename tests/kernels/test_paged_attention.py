@@ -122,3 +122,23 @@ def test_two_groups_with_prefixes_of_their_own(device: str) -> None:
     batch.share([3, 1], num_blocks=5)
 
     assert batch.error(batch.attend()) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("shape", "has_norms"),
+    [
+        (Shape(head_dim=32), False),
+        (Shape(head_dim=32, window=40), True),
+        (Shape(head_dim=80, group=4, num_kv_heads=1, soft_cap=5.0), True),
+        (Shape(head_dim=32, fp8_kv=True), False),
+    ],
+)
+def test_new_tokens_are_turned_stored_and_attended_to_in_one_launch(shape: Shape, has_norms: bool, device: str) -> None:
+    batch = PagedBatch(shape, [(150, 1), (64, 1), (0, 1), (31, 1)], device)
+
+    out, stored = batch.store_and_attend(in_one_launch=True, has_norms=has_norms)
+    expected, expected_stored = batch.store_and_attend(in_one_launch=False, has_norms=has_norms)
+
+    assert (out - expected).norm() < 1e-5 * expected.norm()
+    assert (stored - expected_stored).norm() < 1e-5 * expected_stored.norm()
+    assert stored.isfinite().all()

@@ -12,7 +12,7 @@ from octavo.common.messages.step import OpenSlot, RowFlag, SharingGroup, StepPla
 from octavo.worker.attention import LayerAttention
 from octavo.worker.attention_triton import TritonAttention, TritonStep
 from octavo.worker.gpu_batch import GpuBatch
-from octavo.worker.kernels.paged_decode import make_scratch
+from octavo.worker.kernels.decode_rows import make_scratch
 from octavo.worker.kernels.paged_prefill import queries_per_tile
 from octavo.worker.kernels.paged_prefix import members_per_tile
 from octavo.worker.kernels.sample import sample

@@ -12,17 +12,12 @@ from torch import Tensor
 
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items
 from octavo.worker.attention_torch import to_e4m3
-from octavo.worker.kernels.paged_decode import (
-    ITEM,
-    MAX_PREFIX_PARTS,
-    PREFIX_SHIFT,
-    DecodeRows,
-    make_scratch,
-    paged_decode,
-)
+from octavo.worker.kernels.decode_rows import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, DecodeRows, make_scratch
+from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
 from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles, members_per_tile, paged_prefix
 from octavo.worker.kernels.prefill import prefill
+from octavo.worker.kernels.store_kv import store_kv
 
 NUM_LAYERS = 2
 LAYER = 1
@@ -151,6 +146,53 @@ class PagedBatch:
             )
             prefill(self.query, cache, self.tables, chunks, out, window=shape.window, **options)  # type: ignore[arg-type]
         return out
+
+    def store_and_attend(self, *, in_one_launch: bool, has_norms: bool, part_len: int = 64) -> tuple[Tensor, Tensor]:
+        """Decode rows, given the heads as a projection makes them. Returns what comes out, and each row's new key and
+        value as the pool holds them, float32 [num_rows, 2, num_kv_heads, head_dim]."""
+        shape, device, num_rows = self.shape, self.device, len(self.rows)
+        torch.manual_seed(7)
+        heads = torch.randn((num_rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), device=device)
+        heads = heads.to(shape.dtype)
+        norms = None
+        if has_norms:
+            norms = (torch.rand(shape.head_dim, device=device), torch.rand(shape.head_dim, device=device))
+        positions = torch.from_numpy(self.seq_lens - 1).to(device)
+        angles = torch.rand((int(self.seq_lens.max()), shape.head_dim // 2), device=device) * 6
+        cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+        rows, size = torch.arange(num_rows, device=device), shape.block_size
+        block_ids, offsets = self.tables[rows, positions // size].long(), positions % size
+        slot_mapping = block_ids * size + offsets
+        pool = self.pool.clone()
+        cache = pool[:, LAYER]
+        nan = torch.full((num_rows, 2, shape.num_kv_heads, shape.head_dim), torch.nan, device=device)
+        cache[block_ids, :, :, offsets] = nan.to(pool.dtype)
+        new = NewTokens(cos_sin, slot_mapping, norms, 1e-5) if in_one_launch else None
+        if not in_one_launch:
+            int_positions = positions.to(torch.int32)
+            store_kv(heads, cos_sin, int_positions, slot_mapping, cache, norms, 1e-5, self.scales)
+        query = heads[:, : shape.num_heads]
+        out = torch.full(query.shape, torch.nan, dtype=shape.dtype, device=device)
+        items = split_again(decode_items(np.arange(num_rows), np.arange(num_rows), self.seq_lens, 64), part_len)
+        padding = np.full((3, ITEM), 2**30)
+        padding[:, 6] = 0
+        scratch = make_scratch(
+            len(items), num_rows, 1, shape.num_heads, shape.num_kv_heads, shape.head_dim, torch.device(device)
+        )
+        paged_decode(
+            query,
+            cache,
+            self.tables,
+            DecodeRows(_int32(np.concatenate((items, padding)), device)),
+            scratch,
+            out,
+            scale=shape.head_dim**-0.5,
+            window=shape.window,
+            soft_cap=shape.soft_cap,
+            scales=self.scales,
+            new=new,
+        )
+        return out.float(), cache[block_ids, :, :, offsets].float()
 
     def share(self, rows: Sequence[int], num_blocks: int) -> None:
         """Let rows share their leading blocks, of the first one's contents."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo.worker.attention import LayerAttention
-from octavo.worker.kernels.paged_decode import DecodeRows, DecodeScratch, paged_decode
+from octavo.worker.kernels.decode_rows import DecodeRows, DecodeScratch
+from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows
 from octavo.worker.kernels.paged_prefix import PrefixTiles, paged_prefix
 from octavo.worker.kernels.prefill import prefill
@@ -56,10 +57,12 @@ class TritonStep(FusedAttention):
         """See FusedAttention. Padding tokens get undefined values."""
         shared = self.shared
         cache, how, scales = shared.caches[layer], shared.layers[layer], shared.kv_scales[layer]
-        cos_sin = shared.cos_sin[layer]
-        store_kv(
-            heads, cos_sin, self.positions, self.slot_mapping, cache, norms, shared.norm_eps, scales, overlaps=overlaps
-        )
+        cos_sin, eps = shared.cos_sin[layer], shared.norm_eps
+        new = None
+        if self.decodes is not None and self.prefills is None and self.prefixes is None:
+            new = NewTokens(cos_sin, self.slot_mapping, norms, eps)
+        else:
+            store_kv(heads, cos_sin, self.positions, self.slot_mapping, cache, norms, eps, scales, overlaps=overlaps)
         query = heads[:, : shared.num_heads]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         scale, window, soft_cap = how.scale, how.window, how.soft_cap
@@ -98,6 +101,7 @@ class TritonStep(FusedAttention):
                 window=window,
                 soft_cap=soft_cap,
                 scales=scales,
+                new=new,
                 overlaps=overlaps,
             )
         return out.view(len(heads), -1)

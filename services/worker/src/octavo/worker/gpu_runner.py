@@ -16,7 +16,7 @@ from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
 from octavo.worker.gpu_step import PendingLogprobs, StepResults, StepWithTransfers
 from octavo.worker.grammars import Grammars
 from octavo.worker.kernels.copy_blocks import copy_blocks
-from octavo.worker.kernels.paged_decode import make_scratch
+from octavo.worker.kernels.decode_rows import make_scratch
 from octavo.worker.kernels.paged_prefill import queries_per_tile
 from octavo.worker.kernels.paged_prefix import members_per_tile
 from octavo.worker.kernels.sample import DrawColumns, sample

@@ -36,7 +36,7 @@ from octavo.worker.kernels.hopper_copies import (
     find_item,
     take_turn,
 )
-from octavo.worker.kernels.paged_decode import LOG2_E
+from octavo.worker.kernels.online_softmax import LOG2_E
 from octavo.worker.kernels.paged_prefill import PrefillRows
 
 log = structlog.get_logger()

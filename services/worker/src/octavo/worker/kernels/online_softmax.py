@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
+LOG2_E = math.log2(math.e)
+MIN_DIM = 16
+"""Head size of the smallest matrix product; smaller heads are padded to it."""
 TILES_BYTES = 160 * 2**10
 """Shared memory for tiles of keys and values on their way: what a Hopper program has (227 KiB) less its other needs."""
 
@@ -36,39 +41,28 @@ def as_multiplied(query, HAS_SCALES: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(
-    query,  # [rows, head_dim]
-    cache_ptr,  # one layer and KV head of the pool; e4m3 is converted to the type of queries, which is exact
+def load_tile(
+    cache_ptr,  # one layer and KV head of the pool
     block_ids,  # int32 [keys]: of the tile's positions
     keys_at,  # [keys]: positions of the tile
-    last_seen,  # [rows, 1]: last position that a row sees
-    first_seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW
     first_key,  # keys before it hold nothing, used if HAS_WINDOW
     num_keys,  # keys from it on hold nothing
-    largest,  # [rows]: largest score so far
-    total,  # [rows]: sum of weights so far
-    mixed,  # [rows, head_dim]: weighted sum of values so far
-    scale,  # of scores, to base 2; before the cap if SOFT_CAP
     block_stride,
     kv_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    IS_MASKED: tl.constexpr,  # some row does not see some key
+    IS_MASKED: tl.constexpr,  # some key holds nothing
     HAS_WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,  # 0: none
-    PRECISION: tl.constexpr,
 ):
-    """Scores, weights and their sums, carried on. Keys that hold nothing are not read, for they may be NaN."""
+    """Keys and values, [keys, head_dim]. Those that hold nothing are not read, for they may be NaN."""
     column = tl.arange(0, PADDED_DIM)
-    if IS_MASKED:
-        is_there = keys_at < num_keys
-        if HAS_WINDOW:
-            is_there = is_there & (keys_at >= first_key)
     lines = block_ids.to(tl.int64) * block_stride + keys_at % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
     places = lines[:, None] + column[None, :]
     if IS_MASKED:
-        readable = is_there[:, None]
+        readable = (keys_at < num_keys)[:, None]
+        if HAS_WINDOW:
+            readable = readable & (keys_at >= first_key)[:, None]
         if HEAD_DIM != PADDED_DIM:
             readable = readable & (column < HEAD_DIM)[None, :]
         keys = tl.load(cache_ptr + places, mask=readable, other=0.0)
@@ -79,14 +73,39 @@ def attend_tile(
     else:
         keys = tl.load(cache_ptr + places)
         values = tl.load(cache_ptr + kv_stride + places)
+    return keys, values
 
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
-    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-    factor = scale
+
+@triton.jit
+def capped_scores(scores, scale, SOFT_CAP: tl.constexpr):
+    """Scores, and what they are still to be multiplied by to be of base 2."""
     if SOFT_CAP > 0.0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1)
         scores = SOFT_CAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(2.0 * scale * scores) + 1.0))
-        factor = 1.0
+        scale = 1.0
+    return scores, scale
+
+
+@triton.jit
+def attend_tile(
+    query,  # [rows, head_dim]
+    keys,  # [keys, head_dim]; e4m3 is converted to the type of queries, which is exact
+    values,
+    keys_at,  # [keys]: positions of the tile
+    last_seen,  # [rows, 1]: last position that a row sees
+    first_seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW
+    largest,  # [rows]: largest score so far
+    total,  # [rows]: sum of weights so far
+    mixed,  # [rows, head_dim]: weighted sum of values so far
+    scale,  # of scores, to base 2; before the cap if SOFT_CAP
+    IS_MASKED: tl.constexpr,  # some row does not see some key
+    HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # 0: none
+    PRECISION: tl.constexpr,
+):
+    """Scores, weights and their sums, carried on."""
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    scores, factor = capped_scores(tl.dot(query, tl.trans(keys), input_precision=PRECISION), scale, SOFT_CAP)
     if IS_MASKED:
         seen = keys_at[None, :] <= last_seen
         if HAS_WINDOW:
@@ -138,24 +157,31 @@ def attend_keys(
             # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
             next_at = keys_at + KEYS
             next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
-            largest, total, mixed = attend_tile(
-                query,
+            keys, values = load_tile(
                 cache_ptr,
                 block_ids,
                 keys_at,
-                last_seen,
-                first_seen,
                 first_key,
                 end,
-                largest,
-                total,
-                mixed,
-                scale,
                 block_stride,
                 kv_stride,
                 BLOCK_SIZE,
                 HEAD_DIM,
                 PADDED_DIM,
+                False,
+                HAS_WINDOW,
+            )
+            largest, total, mixed = attend_tile(
+                query,
+                keys,
+                values,
+                keys_at,
+                last_seen,
+                first_seen,
+                largest,
+                total,
+                mixed,
+                scale,
                 False,
                 HAS_WINDOW,
                 SOFT_CAP,
@@ -167,24 +193,31 @@ def attend_keys(
         is_there = keys_at < end
         if HAS_WINDOW:
             is_there = is_there & (keys_at >= first_key)
-        largest, total, mixed = attend_tile(
-            query,
+        keys, values = load_tile(
             cache_ptr,
             tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0),
             keys_at,
-            last_seen,
-            first_seen,
             first_key,
             end,
-            largest,
-            total,
-            mixed,
-            scale,
             block_stride,
             kv_stride,
             BLOCK_SIZE,
             HEAD_DIM,
             PADDED_DIM,
+            True,
+            HAS_WINDOW,
+        )
+        largest, total, mixed = attend_tile(
+            query,
+            keys,
+            values,
+            keys_at,
+            last_seen,
+            first_seen,
+            largest,
+            total,
+            mixed,
+            scale,
             True,
             HAS_WINDOW,
             SOFT_CAP,

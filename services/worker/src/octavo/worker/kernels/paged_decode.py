@@ -1,8 +1,11 @@
-"""Attention of rows with one query each over the paged pool, long contexts split over programs."""
+"""Attention of rows with one query each over the paged pool, long contexts split over programs.
+
+The kernel may also turn queries and the new keys by their positions and store the new keys and values, in the same
+launch.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import as_multiplied, attend_tile, stages_that_fit
+from octavo.worker.kernels.decode_rows import ITEM, PREFIX_SHIFT, DecodeRows, DecodeScratch
+from octavo.worker.kernels.online_softmax import (
+    LOG2_E,
+    MIN_DIM,
+    as_multiplied,
+    attend_tile,
+    capped_scores,
+    load_tile,
+    stages_that_fit,
+)
 from octavo.worker.kernels.overlap import begin_after_previous, launch_options
+from octavo.worker.kernels.partial_attention import after_prefix, merge_parts
+from octavo.worker.kernels.turned_heads import cos_sin_at, turned_heads
 
-LOG2_E = math.log2(math.e)
 MIN_GROUP = 16
 """Rows of the smallest matrix product; query heads that share a KV head are padded to it."""
-MIN_DIM = 16
-"""Head size of the smallest matrix product; smaller heads are padded to it."""
 MERGED_AT_ONCE = 16
 """Partial results that one load fetches."""
 FEW_ITEMS = 48
@@ -27,16 +38,11 @@ Tiling = tuple[int, int, int]
 FEW_TILING, MANY_TILING = (64, 4, 3), (32, 2, 4)
 FEW_E4M3_TILING, MANY_E4M3_TILING = (128, 4, 3), (64, 2, 4)
 """For queries of 16 bits over a pool of e4m3, with heads of up to 128."""
-ITEM = 8
-"""Numbers of an item."""
-PREFIX_SHIFT = 4
-MAX_PREFIX_PARTS = 4
-"""Parts that a shared prefix is split into."""
 
 
 @triton.jit
 def _paged_decode_kernel(
-    query_ptr,  # [num_tokens, num_heads, head_dim]
+    query_ptr,  # [num_tokens, num_heads, head_dim]; if STORES key and value heads follow those of each token
     cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, block_size, head_dim]
     out_ptr,  # [num_tokens, num_heads, head_dim]
     tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
@@ -45,10 +51,15 @@ def _paged_decode_kernel(
     largest_ptr,  # float32 [num_items, num_heads]
     total_ptr,  # float32 [num_items, num_heads]
     arrivals_ptr,  # int32 [num_tokens, num_kv_heads], zero between launches
-    prefix_partial_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads, head_dim], read if HAS_PREFIX
-    prefix_largest_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
-    prefix_total_ptr,  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
+    prefix_partial_ptr,  # these three: see after_prefix, read if HAS_PREFIX
+    prefix_largest_ptr,
+    prefix_total_ptr,
     max_members,
+    cos_sin_ptr,  # these five: see NewTokens, read if STORES
+    slot_mapping_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    eps,
     scales_ptr,  # float32 [2, num_kv_heads]: what K and V are to be multiplied by, read if HAS_SCALES
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     query_stride,  # elements between tokens of query
@@ -69,8 +80,11 @@ def _paged_decode_kernel(
     ITEM: tl.constexpr,
     PREFIX_SHIFT: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
+    STORES: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    LARGEST: tl.constexpr,  # value of the pool's type
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -79,7 +93,8 @@ def _paged_decode_kernel(
 
     Grid: (NUM_KV_HEADS, num_items).
     """
-    begin_after_previous(OVERLAPS)
+    if not STORES:
+        begin_after_previous(OVERLAPS)
     item = tl.program_id(1)
     kv_head = tl.program_id(0)
     token = tl.load(items_ptr + item * ITEM).to(tl.int64)
@@ -89,65 +104,127 @@ def _paged_decode_kernel(
     seq_len = tl.load(items_ptr + item * ITEM + 4)
     part = tl.load(items_ptr + item * ITEM + 5)
     num_parts = tl.load(items_ptr + item * ITEM + 6)
+
+    member = tl.arange(0, PADDED_GROUP)
+    column = tl.arange(0, PADDED_DIM)
+    head = kv_head * GROUP + member
+    is_head = member < GROUP
+    is_real = is_head[:, None] & (column < HEAD_DIM)[None, :]
+    first_seen = 0
+    if HAS_WINDOW:
+        first_seen = tl.maximum(seq_len - window, 0)
+        begin = tl.maximum(begin, first_seen // KEYS * KEYS)
+    if STORES:
+        end = tl.minimum(end, seq_len - 1)
+    end = tl.where(num_parts > 0, end, 0)
+    last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + end - 1
+    heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
+    table_ptr = tables_ptr + slot * table_stride
+    keys_at = begin + tl.arange(0, KEYS)
+    block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
+    if STORES:
+        # What earlier steps stored is on its way before the kernel waits for the one that computed the heads.
+        keys, values = load_tile(
+            heads_ptr,
+            block_ids,
+            keys_at,
+            first_seen,
+            end,
+            block_stride,
+            kv_stride,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            PADDED_DIM,
+            True,
+            HAS_WINDOW,
+        )
+        next_keys_at = keys_at + KEYS
+        block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
+        cos, sin = cos_sin_at(cos_sin_ptr, seq_len - 1, num_parts > 0, HEAD_DIM, PADDED_DIM)
+        place = tl.load(slot_mapping_ptr + token, mask=num_parts > 0, other=0)
+        begin_after_previous(OVERLAPS)
     if num_parts > 0:
-        table_ptr = tables_ptr + slot * table_stride
-        first_seen = 0
-        if HAS_WINDOW:
-            first_seen = tl.maximum(seq_len - window, 0)
-            begin = tl.maximum(begin, first_seen // KEYS * KEYS)
-
-        member = tl.arange(0, PADDED_GROUP)
-        column = tl.arange(0, PADDED_DIM)
-        head = kv_head * GROUP + member
-        is_real = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-        query_at = token * query_stride + head[:, None] * HEAD_DIM + column[None, :]
-        query = as_multiplied(tl.load(query_ptr + query_at, mask=is_real, other=0.0), HAS_SCALES)
-
         largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         total = tl.zeros([PADDED_GROUP], tl.float32)
         mixed = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-        if HAS_PREFIX:
-            if part == 0:
-                prefix = tl.load(items_ptr + item * ITEM + 7)
-                for prefix_part in tl.range(0, prefix % (1 << PREFIX_SHIFT)):
-                    state = prefix_part * max_members + (prefix >> PREFIX_SHIFT)
-                    state_at = state.to(tl.int64) * NUM_HEADS + head
-                    state_largest = tl.load(prefix_largest_ptr + state_at, mask=member < GROUP, other=0.0)
-                    state_total = tl.load(prefix_total_ptr + state_at, mask=member < GROUP, other=1.0)
-                    state_mixed = tl.load(
-                        prefix_partial_ptr + state_at[:, None] * HEAD_DIM + column[None, :], mask=is_real, other=0.0
-                    )
-                    largest_now = tl.maximum(largest, state_largest)
-                    carried = tl.exp2(largest - largest_now)
-                    weight = tl.exp2(state_largest - largest_now)
-                    total = total * carried + state_total * weight
-                    mixed = mixed * carried[:, None] + state_mixed * weight[:, None]
-                    largest = largest_now
+        key_scale = 1.0
         value_scale = 1.0
         if HAS_SCALES:
-            scale *= tl.load(scales_ptr + kv_head)
+            key_scale = tl.load(scales_ptr + kv_head)
             value_scale = tl.load(scales_ptr + NUM_KV_HEADS + kv_head)
-        heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
-        last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + seq_len - 1
-        keys_at = begin + tl.arange(0, KEYS)
-        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
-        for tile in tl.range(begin, end, KEYS):
-            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
-            next_keys_at = tile + KEYS + tl.arange(0, KEYS)
-            next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
+            scale *= key_scale
+        query_at = token * query_stride + head * HEAD_DIM
+        if STORES:
+            query = turned_heads(
+                query_ptr, query_at, is_head, cos, sin, query_norm_ptr, eps, HEAD_DIM, PADDED_DIM, HAS_NORM
+            )
+            query = as_multiplied(query, HAS_SCALES)
+            key_at = token * query_stride + (NUM_HEADS + kv_head + tl.arange(0, 1)) * HEAD_DIM
+            new_key = turned_heads(
+                query_ptr, key_at, key_at >= 0, cos, sin, key_norm_ptr, eps, HEAD_DIM, PADDED_DIM, HAS_NORM
+            )
+            value_at = key_at[:, None] + NUM_KV_HEADS * HEAD_DIM + column[None, :]
+            new_value = tl.load(query_ptr + value_at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+            if HAS_SCALES:
+                new_key = tl.clamp(new_key.to(tl.float32) / key_scale, -LARGEST, LARGEST)
+                new_value = tl.clamp(new_value.to(tl.float32) / value_scale, -LARGEST, LARGEST)
+            new_key = new_key.to(cache_ptr.dtype.element_ty)
+            new_value = new_value.to(cache_ptr.dtype.element_ty)
+            is_last = part == num_parts - 1
+            line = place // BLOCK_SIZE * block_stride + place % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
+            is_stored = (column < HEAD_DIM)[None, :] & is_last
+            tl.store(heads_ptr + line + column[None, :], new_key, mask=is_stored)
+            tl.store(heads_ptr + kv_stride + line + column[None, :], new_value, mask=is_stored)
+            score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1)
+            score, factor = capped_scores(score, scale, SOFT_CAP)
+            largest = tl.where(is_last, score * factor, largest)
+            total += tl.where(is_last, 1.0, 0.0)
+            mixed += tl.where(is_last, new_value.to(tl.float32), 0.0)
             largest, total, mixed = attend_tile(
                 query,
-                heads_ptr,
-                block_ids,
-                tile + tl.arange(0, KEYS),
+                keys,
+                values,
+                keys_at,
                 last_seen,
                 first_seen,
-                first_seen,
-                end,
                 largest,
                 total,
                 mixed,
                 scale,
+                True,
+                HAS_WINDOW,
+                SOFT_CAP,
+                PRECISION,
+            )
+            begin += KEYS
+        else:
+            query = tl.load(query_ptr + query_at[:, None] + column[None, :], mask=is_real, other=0.0)
+            query = as_multiplied(query, HAS_SCALES)
+            if HAS_PREFIX:
+                largest, total, mixed = after_prefix(
+                    tl.where(part == 0, tl.load(items_ptr + item * ITEM + 7), 0),
+                    prefix_partial_ptr,
+                    prefix_largest_ptr,
+                    prefix_total_ptr,
+                    max_members,
+                    head,
+                    is_head,
+                    NUM_HEADS,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    PREFIX_SHIFT,
+                )
+        for tile in tl.range(begin, end, KEYS):
+            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
+            keys_at = tile + tl.arange(0, KEYS)
+            next_keys_at = keys_at + KEYS
+            next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
+            keys, values = load_tile(
+                heads_ptr,
+                block_ids,
+                keys_at,
+                first_seen,
+                end,
                 block_stride,
                 kv_stride,
                 BLOCK_SIZE,
@@ -155,116 +232,65 @@ def _paged_decode_kernel(
                 PADDED_DIM,
                 True,
                 HAS_WINDOW,
+            )
+            largest, total, mixed = attend_tile(
+                query,
+                keys,
+                values,
+                keys_at,
+                last_seen,
+                first_seen,
+                largest,
+                total,
+                mixed,
+                scale,
+                True,
+                HAS_WINDOW,
                 SOFT_CAP,
                 PRECISION,
             )
             block_ids = next_block_ids
 
-        out_at = (token * NUM_HEADS + head[:, None]) * HEAD_DIM + column[None, :]
+        out_at = token * NUM_HEADS * HEAD_DIM
         if num_parts == 1:
             result = mixed * (value_scale / total)[:, None]
-            tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=is_real)
+            result_at = out_at + head[:, None] * HEAD_DIM + column[None, :]
+            tl.store(out_ptr + result_at, result.to(out_ptr.dtype.element_ty), mask=is_real)
         else:
             at = item * NUM_HEADS + head
             tl.store(partial_ptr + at.to(tl.int64)[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_real)
-            tl.store(largest_ptr + at, largest, mask=member < GROUP)
-            tl.store(total_ptr + at, total, mask=member < GROUP)
+            tl.store(largest_ptr + at, largest, mask=is_head)
+            tl.store(total_ptr + at, total, mask=is_head)
             tl.debug_barrier()
             arrived = tl.atomic_add(arrivals_ptr + token * NUM_KV_HEADS + kv_head, 1, sem="acq_rel")
             if arrived == num_parts - 1:
                 tl.store(arrivals_ptr + token * NUM_KV_HEADS + kv_head, 0)
-                first_item = item - part
-                for one in tl.range(0, GROUP):
-                    merged_head = kv_head * GROUP + one
-                    all_largest = tl.full([1], float("-inf"), tl.float32)
-                    all_total = tl.zeros([1], tl.float32)
-                    all_mixed = tl.zeros([PADDED_DIM], tl.float32)
-                    for first_part in tl.range(0, num_parts, MERGED):
-                        other = first_part + tl.arange(0, MERGED)
-                        is_part = other < num_parts
-                        other_at = (first_item + other) * NUM_HEADS + merged_head
-                        other_largest = tl.load(
-                            largest_ptr + other_at, mask=is_part, other=float("-inf"), cache_modifier=".cg"
-                        )
-                        other_total = tl.load(total_ptr + other_at, mask=is_part, other=0.0, cache_modifier=".cg")
-                        other_mixed = tl.load(
-                            partial_ptr + other_at.to(tl.int64)[:, None] * HEAD_DIM + column[None, :],
-                            mask=is_part[:, None] & (column < HEAD_DIM)[None, :],
-                            other=0.0,
-                            cache_modifier=".cg",
-                        )
-                        largest_now = tl.maximum(all_largest, tl.max(other_largest, 0))
-                        reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
-                        weights = tl.exp2(other_largest - reference)
-                        carried = tl.exp2(all_largest - reference)
-                        all_total = all_total * carried + tl.sum(other_total * weights, 0)
-                        all_mixed = all_mixed * carried + tl.sum(other_mixed * weights[:, None], 0)
-                        all_largest = largest_now
-                    merged = (all_mixed * (value_scale / all_total)).to(out_ptr.dtype.element_ty)
-                    merged_at = (token * NUM_HEADS + merged_head) * HEAD_DIM
-                    tl.store(out_ptr + merged_at + column, merged, mask=column < HEAD_DIM)
+                merge_parts(
+                    partial_ptr,
+                    largest_ptr,
+                    total_ptr,
+                    out_ptr,
+                    item - part,
+                    num_parts,
+                    out_at + kv_head * GROUP * HEAD_DIM,
+                    kv_head * GROUP,
+                    value_scale,
+                    NUM_HEADS,
+                    GROUP,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    MERGED,
+                )
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """The decode rows of a step: int32 [num_items, ITEM] on the device.
+class NewTokens:
+    """What `paged_decode` needs to do the work of `store_kv` as well."""
 
-    An item is a part of a row's context: (token of the step, slot, begin, end, length of the sequence, part,
-    number of the row's parts, member * 2 ** PREFIX_SHIFT + number of prefix parts). Parts of a row are neighbours, in
-    order; begin to end are positions. Part 0 goes on from what `paged_prefix` left of that member of a group. An item
-    of 0 parts is padding.
-    """
-
-    items: Tensor
-    has_prefix: bool = False
-    """Some row goes on from a prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixScratch:
-    """What attention to shared prefixes passes on to the rows that share them."""
-
-    partial: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads, head_dim]
-    largest: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
-    total: Tensor  # float32 [MAX_PREFIX_PARTS, max_members, num_heads]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeScratch:
-    """What parts of a row pass to the one that merges them. Shared by all launches of a stream."""
-
-    partial: Tensor  # float32 [max_items, num_heads, head_dim]
-    largest: Tensor  # float32 [max_items, num_heads]
-    total: Tensor  # float32 [max_items, num_heads]
-    arrivals: Tensor  # int32 [max_tokens, num_kv_heads], zero between launches
-    prefix: PrefixScratch
-
-
-def make_scratch(
-    max_items: int,
-    max_tokens: int,
-    max_members: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    device: torch.device,
-) -> DecodeScratch:
-    """Scratch for launches of up to this size; a member is a row that shares a prefix with others."""
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=device)
-
-    return DecodeScratch(
-        partial=empty(max_items, num_heads, head_dim),
-        largest=empty(max_items, num_heads),
-        total=empty(max_items, num_heads),
-        arrivals=torch.zeros((max_tokens, num_kv_heads), dtype=torch.int32, device=device),
-        prefix=PrefixScratch(
-            partial=empty(MAX_PREFIX_PARTS, max_members, num_heads, head_dim),
-            largest=empty(MAX_PREFIX_PARTS, max_members, num_heads),
-            total=empty(MAX_PREFIX_PARTS, max_members, num_heads),
-        ),
-    )
+    cos_sin: Tensor  # float32 [max_positions, head_dim]: cos of the half, then sin of the half
+    slot_mapping: Tensor  # int64 [num_tokens] |-> block_id * block_size + offset in the block
+    norms: tuple[Tensor, Tensor] | None  # each [head_dim]: weights that normalise query and key heads
+    eps: float
 
 
 def paged_decode(
@@ -279,6 +305,7 @@ def paged_decode(
     window: int | None = None,
     soft_cap: float = 0.0,
     scales: Tensor | None = None,
+    new: NewTokens | None = None,
     tiling: Tiling | None = None,
     overlaps: bool = False,
 ) -> None:
@@ -287,6 +314,9 @@ def paged_decode(
     `query` has the shape of `out`, its heads dense; `cache` is one layer of the pool; `tables` is int32
     [num_slots, max_blocks_per_seq]. A query sees the last `window` positions, or all. Scores are capped at +-`soft_cap`
     by tanh unless that is 0. `scales`, float32 [2, num_kv_heads], belong to an e4m3 pool.
+    With `new`, `query` is the first part of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], dense: query, key and
+    value heads of each token, none of them turned or stored yet. Each row's token is stored then. Not for rows that go
+    on from a prefix.
     `overlaps`: see kernels.overlap.
     """
     _, num_heads, head_dim = query.shape
@@ -294,6 +324,7 @@ def paged_decode(
     group = num_heads // num_kv_heads
     scores_scale = scale / soft_cap if soft_cap else scale
     padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
+    query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
     keys_per_tile, num_warps, num_stages = tiling or _tiling(
         len(rows.items) <= FEW_ITEMS, scales is not None and query.element_size() == 2 and padded_dim <= 128
     )
@@ -311,6 +342,11 @@ def paged_decode(
         scratch.prefix.largest,
         scratch.prefix.total,
         scratch.prefix.largest.shape[1],
+        query if new is None else new.cos_sin,
+        query if new is None else new.slot_mapping,
+        query_norm,
+        key_norm,
+        0.0 if new is None else new.eps,
         query if scales is None else scales,
         scores_scale * LOG2_E,
         query.stride(0),
@@ -331,8 +367,11 @@ def paged_decode(
         ITEM=ITEM,
         PREFIX_SHIFT=PREFIX_SHIFT,
         HAS_PREFIX=rows.has_prefix,
+        STORES=new is not None,
+        HAS_NORM=new is not None and new.norms is not None,
         HAS_WINDOW=window is not None,
         HAS_SCALES=scales is not None,
+        LARGEST=torch.finfo(cache.dtype).max,
         SOFT_CAP=soft_cap,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         OVERLAPS=overlaps,

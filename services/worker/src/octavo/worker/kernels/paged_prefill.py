@@ -9,8 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import as_multiplied, attend_keys, rows_per_tile, stages_that_fit
-from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM
+from octavo.worker.kernels.online_softmax import (
+    LOG2_E,
+    MIN_DIM,
+    as_multiplied,
+    attend_keys,
+    rows_per_tile,
+    stages_that_fit,
+)
 
 
 @triton.jit

@@ -9,8 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.online_softmax import as_multiplied, attend_keys, rows_per_tile, stages_that_fit
-from octavo.worker.kernels.paged_decode import LOG2_E, MIN_DIM, PrefixScratch
+from octavo.worker.kernels.decode_rows import PrefixScratch
+from octavo.worker.kernels.online_softmax import (
+    LOG2_E,
+    MIN_DIM,
+    as_multiplied,
+    attend_keys,
+    rows_per_tile,
+    stages_that_fit,
+)
 
 TILE = 8
 """Numbers of a tile."""
