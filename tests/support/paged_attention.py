@@ -12,11 +12,19 @@ from torch import Tensor
 
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items
 from octavo.worker.attention_torch import to_e4m3
-from octavo.worker.kernels.decode_rows import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, DecodeRows, make_scratch
+from octavo.worker.kernels.decode_rows import (
+    ITEM,
+    MAX_PREFIX_PARTS,
+    PREFIX_SHIFT,
+    TILE,
+    DecodeRows,
+    PrefixTiles,
+    make_scratch,
+)
+from octavo.worker.kernels.many_queries import prefill, prefix
 from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, queries_per_tile
-from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles, members_per_tile, paged_prefix
-from octavo.worker.kernels.prefill import prefill
+from octavo.worker.kernels.paged_prefix import members_per_tile
 from octavo.worker.kernels.store_kv import store_kv
 
 NUM_LAYERS = 2
@@ -114,7 +122,7 @@ class PagedBatch:
             if prefixes is not None:
                 tiles = prefixes.tiles.copy()
                 tiles[:, 2] = decodes[tiles[:, 2]]
-                paged_prefix(
+                prefix(
                     self.query,
                     cache,
                     self.tables,

@@ -16,8 +16,8 @@ SPARE_PROGRAMS = 512
 FEW_ROWS = 4
 FEW_SPARE_PROGRAMS = 256
 """The same for up to FEW_ROWS rows, whose programs are larger: all run at once."""
-PREFIX_PROGRAMS = 264
-"""Programs, of tiles times KV heads, up to which a shared prefix is split: two for each multiprocessor."""
+PREFIX_PROGRAMS = 132
+"""Programs, of tiles times KV heads, up to which a shared prefix is split: one for each multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PrefixPlan:
     """Shared prefixes cut into tiles."""
 
     member_rows: Int64Array  # [num_members] |-> row
-    tiles: Int64Array  # [num_tiles, 8], see kernels.paged_prefix.PrefixTiles; the slot's place holds a row
+    tiles: Int64Array  # [num_tiles, 8], see kernels.decode_rows.PrefixTiles; the slot's place holds a row
     lens: Int64Array  # [num_rows]: tokens of the prefix, 0 for rows that share none
     codes: Int64Array  # [num_rows]: the last number of a decode item
 
@@ -46,7 +46,7 @@ def spare_items(num_rows: int, num_kv_heads: int) -> int:
 def decode_items(
     tokens: Int64Array, slots: Int64Array, seq_lens: Int64Array, num_spare: int, prefixes: PrefixPlan | None = None
 ) -> Int64Array:
-    """[num_items, 8], at most one per row and `num_spare` more: see kernels.paged_decode.DecodeRows.
+    """[num_items, 8], at most one per row and `num_spare` more: see kernels.decode_rows.DecodeRows.
 
     Contexts, without what is left to a shared prefix, are cut into parts of one length.
     """
@@ -106,7 +106,9 @@ def cut_prefixes(
             for part in range(num_parts):
                 end = min((part + 1) * part_len, prefix.num_tokens)
                 made.append((first_member + first, num_members, prefix.rows[0], part * part_len, end, part, 0, 0))
-    return PrefixPlan(np.array(members), np.array(made), lens, codes)
+    tiles = np.array(made)
+    tiles[0, 6] = len(made)
+    return PrefixPlan(np.array(members), tiles, lens, codes)
 
 
 def cut_queries(query_lens: Int64Array, seq_lens: Int64Array, queries_per_tile: int) -> tuple[Int64Array, Int64Array]:

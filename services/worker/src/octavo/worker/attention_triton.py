@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo.worker.attention import LayerAttention
-from octavo.worker.kernels.decode_rows import DecodeRows, DecodeScratch
+from octavo.worker.kernels.decode_rows import DecodeRows, DecodeScratch, PrefixTiles
+from octavo.worker.kernels.many_queries import prefill, prefix
 from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows
-from octavo.worker.kernels.paged_prefix import PrefixTiles, paged_prefix
-from octavo.worker.kernels.prefill import prefill
 from octavo.worker.kernels.store_kv import store_kv
 from octavo.worker.models.gpu_decoder import FusedAttention, Norms
 
@@ -79,7 +78,7 @@ class TritonStep(FusedAttention):
                 scales=scales,
             )
         if self.prefixes is not None:
-            paged_prefix(
+            prefix(
                 query,
                 cache,
                 shared.tables,

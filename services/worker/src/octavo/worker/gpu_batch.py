@@ -10,8 +10,7 @@ import torch
 from octavo.common.messages.step import RowFlag, StepPlan
 from octavo.worker.attention_plan import Prefix, PrefixPlan, cut_prefixes, cut_queries, decode_items, spare_items
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.kernels.decode_rows import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT
-from octavo.worker.kernels.paged_prefix import TILE
+from octavo.worker.kernels.decode_rows import ITEM, MAX_PREFIX_PARTS, PREFIX_SHIFT, TILE
 from octavo.worker.slots import StepLimits
 from octavo.worker.step_buffer import Int32Array
 from octavo.worker.step_columns import MixedColumns, MixedShape, padded

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.worker.kernels.decode_rows import ITEM, DecodeRows
+from octavo.worker.kernels.decode_rows import ITEM, TILE, DecodeRows, PrefixTiles
 from octavo.worker.kernels.paged_prefill import PrefillRows
-from octavo.worker.kernels.paged_prefix import TILE, PrefixTiles
 from octavo.worker.kernels.sample import DrawColumns
 from octavo.worker.step_buffer import Int32Array
 

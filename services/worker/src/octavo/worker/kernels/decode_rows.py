@@ -9,6 +9,8 @@ from torch import Tensor
 
 ITEM = 8
 """Numbers of an item."""
+TILE = 8
+"""Numbers of a tile."""
 PREFIX_SHIFT = 4
 MAX_PREFIX_PARTS = 4
 """Parts that a shared prefix is split into."""
@@ -27,6 +29,19 @@ class DecodeRows:
     items: Tensor
     has_prefix: bool = False
     """Some row goes on from a prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTiles:
+    """The shared prefixes of a step, on the device, int32.
+
+    A tile is some members of a group, and a part of the prefix: (first member, number of members, slot whose table
+    leads to the prefix, begin, end, part, number of tiles). Members of a tile are neighbours; 0 members, and 0 tiles in
+    the first one, are padding.
+    """
+
+    member_tokens: Tensor  # [num_members] |-> token of the step
+    tiles: Tensor  # [num_tiles, TILE]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The copying warps of `hopper_prefill`: keys and values of whole blocks, by the block table, into shared memory."""
+"""The copying warps of attention on Hopper: keys and values of whole blocks, by the block table, into shared memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from octavo.worker.kernels import decode_rows
+
+TILE = gl.constexpr(decode_rows.TILE)
 TILE_ROWS = gl.constexpr(128)
 """Of a program: queries of a tile, each with all heads of its group."""
 HEAD_DIM = gl.constexpr(128)
@@ -33,24 +36,37 @@ def count_turns(num_items):
 
 
 @gluon.jit
-def find_item(rows, index, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
-    """KV head, slot, first token of the row, first query, queries of the row, context before them, end of the keys."""
-    slots_ptr, tokens_ptr, query_lens_ptr, seq_lens_ptr, tile_rows_ptr, tile_parts_ptr = rows
-    QUERIES: gl.constexpr = TILE_ROWS // GROUP
+def find_item(rows, index, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, IS_PREFIX: gl.constexpr):
+    """(KV head, slot, row of the first query, row of its result, first query, queries, positions that the first query
+    of all sees, begin and end of the keys).
+
+    Rows of a prefill are tokens. Those of a shared prefix are members, and all see the same.
+    """
     tile = index // NUM_KV_HEADS
-    row = gl.load(tile_rows_ptr + tile)
-    first_query = gl.load(tile_parts_ptr + tile) * QUERIES
-    query_len = gl.load(query_lens_ptr + row)
-    context = gl.load(seq_lens_ptr + row) - query_len
-    end = context + gl.minimum(first_query + QUERIES, query_len)
-    slot, first_token = gl.load(slots_ptr + row), gl.load(tokens_ptr + row)
-    return index % NUM_KV_HEADS, slot, first_token, first_query, query_len, context, end
+    if IS_PREFIX:
+        _, tiles_ptr, max_members = rows
+        tile_ptr = tiles_ptr + tile * TILE
+        first, num_members, slot = gl.load(tile_ptr), gl.load(tile_ptr + 1), gl.load(tile_ptr + 2)
+        begin, end, part = gl.load(tile_ptr + 3), gl.load(tile_ptr + 4), gl.load(tile_ptr + 5)
+        return index % NUM_KV_HEADS, slot, first, part * max_members + first, 0, num_members, end, begin, end
+    else:
+        slots_ptr, tokens_ptr, query_lens_ptr, seq_lens_ptr, tile_rows_ptr, tile_parts_ptr = rows
+        QUERIES: gl.constexpr = TILE_ROWS // GROUP
+        row = gl.load(tile_rows_ptr + tile)
+        first_query = gl.load(tile_parts_ptr + tile) * QUERIES
+        query_len = gl.load(query_lens_ptr + row)
+        context = gl.load(seq_lens_ptr + row) - query_len
+        end = context + gl.minimum(first_query + QUERIES, query_len)
+        slot, first = gl.load(slots_ptr + row), gl.load(tokens_ptr + row)
+        return index % NUM_KV_HEADS, slot, first, first, first_query, query_len, context + 1, 0, end
 
 
 @gluon.jit
-def count_tiles(end):
-    """A row of no query, which pads a step, has one tile of no key, so that all warps do the same."""
-    return gl.maximum(gl.cdiv(end, KEYS), 1)
+def find_tiles(begin, end):
+    """First tile of an item and the one after its last. A row of no query, which pads a step, has one of no key, so
+    that all warps do the same."""
+    first = begin // KEYS
+    return first, gl.maximum(gl.cdiv(end, KEYS), first + 1)
 
 
 @gluon.jit
@@ -101,6 +117,7 @@ def copy_tiles(
     layer_line,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
+    IS_PREFIX: gl.constexpr,
     CLEARS: gl.constexpr,
 ):
     """What a copying warp does: one for keys, one for values, which have to be clear of what was never written."""
@@ -110,21 +127,22 @@ def copy_tiles(
     copied = 0
     cleared = 0
     for turn in range(count_turns(num_items)):
-        kv_head, slot, _, _, query_len, context, end = find_item(rows, take_turn(turn), NUM_KV_HEADS, GROUP)
+        item = find_item(rows, take_turn(turn), NUM_KV_HEADS, GROUP, IS_PREFIX)
+        kv_head, slot, _, _, _, query_len, num_seen, begin, end = item
         table_ptr = tables_ptr + slot.to(gl.int64) * table_stride
         first_line = layer_line + kv_head * BLOCK_SIZE
-        seq_len = context + query_len
-        num_tiles = count_tiles(end)
+        seq_len = num_seen + query_len - 1
+        first_tile, end_tile = find_tiles(begin, end)
         ends_in_block = gl.cdiv(end, BLOCK_SIZE) * BLOCK_SIZE > seq_len
-        ids = _load_block_ids(table_ptr, 0, end, BLOCK_SIZE)
-        for tile in range(num_tiles):
+        ids = _load_block_ids(table_ptr, first_tile, end, BLOCK_SIZE)
+        for tile in range(first_tile, end_tile):
             # Looked up a tile ahead, so that no copy waits for its address.
             next_ids = _load_block_ids(table_ptr, tile + 1, end, BLOCK_SIZE)
             stage = copied % STAGES
             mbarrier.wait(free.index(stage), (copied // STAGES & 1) ^ 1)
             is_full = full.index(stage)
             if CLEARS:
-                clears = ends_in_block & (tile == num_tiles - 1)
+                clears = ends_in_block & (tile == end_tile - 1)
                 is_copied = full.index(gl.where(clears, STAGES, stage))
                 _copy_tile(pool, pieces, stage, is_copied, ids, first_line, block_lines)
                 if clears:

@@ -1,262 +1,68 @@
-"""Attention of rows with many queries, by what Hopper has beyond Triton's reach: written in Gluon.
-
-Two warps copy keys and values of whole blocks into shared memory, two groups of four warps multiply 64 rows each.
-While one group weighs its scores, the matrix units work for the other.
-"""
+"""Attention of rows with many queries each, on Hopper."""
 
 from __future__ import annotations
 
 import functools
 
-import structlog
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import MockTensor
 
-from octavo.worker.kernels.hopper_copies import (
-    COLUMNS,
-    HEAD_DIM,
-    KEYS,
-    STAGES,
-    SWIZZLED,
-    TILE_ROWS,
-    copy_tiles,
-    count_tiles,
-    count_turns,
-    find_item,
-    take_turn,
+from octavo.worker.kernels.hopper_attention import (
+    attend_all,
+    compiles,
+    computes,
+    describe,
+    describe_cache,
+    num_multiprocessors,
 )
+from octavo.worker.kernels.hopper_copies import HEAD_DIM
 from octavo.worker.kernels.online_softmax import LOG2_E
 from octavo.worker.kernels.paged_prefill import PrefillRows
-
-log = structlog.get_logger()
-
-ROWS = gl.constexpr(64)
-"""Of the matrix product of one group of warps."""
-MULTIPLYING_REGISTERS = gl.constexpr(224)
-COPYING_REGISTERS = gl.constexpr(56)
-"""Of a thread. Both groups of warps that multiply, and the copying one, share what a multiprocessor has."""
-
-
-@gluon.jit
-def _locate(item, HALF: gl.constexpr, GROUP: gl.constexpr, layout: gl.constexpr):
-    """For each row of the product: its query, token of the step, and head, and whether there is such a query."""
-    kv_head, _, first_token, first_query, query_len, _, _ = item
-    line = HALF * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    query = first_query + line // GROUP
-    is_query = (query < query_len) & (line < TILE_ROWS // GROUP * GROUP)
-    return query, (first_token + query).to(gl.int64), kv_head * GROUP + line % GROUP, is_query
-
-
-@gluon.jit
-def _load_query(query_ptr, item, query_stride, HALF: gl.constexpr, GROUP: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    _, token, head, is_query = _locate(item, HALF, GROUP, layout)
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    at = (token * query_stride + head * HEAD_DIM)[:, None] + column[None, :]
-    return gl.load(query_ptr + at, mask=is_query[:, None], other=0.0)
-
-
-@gluon.jit
-def _score_tile(query, keys, stage, scores_layout: gl.constexpr, is_async: gl.constexpr):
-    zero = gl.zeros([ROWS, KEYS], gl.float32, scores_layout)
-    return warpgroup_mma(query, keys.index(stage).permute((1, 0)), zero, use_acc=False, is_async=is_async)
-
-
-@gluon.jit
-def _weigh(scores, tile, last_seen, largest, scale, IS_MASKED: gl.constexpr):
-    """Weights of the keys, the largest score of each row so far, and what the sums so far are to be multiplied by."""
-    if IS_MASKED:
-        keys_at = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(keys_at[None, :] <= last_seen[:, None], scores, float("-inf"))
-    largest_now = gl.maximum(largest, gl.max(scores, 1) * scale)
-    return gl.exp2(scores * scale - largest_now[:, None]), largest_now, gl.exp2(largest - largest_now)
-
-
-@gluon.jit
-def _attend_tiles(
-    query,
-    tiles,
-    barriers,
-    begin,
-    end,
-    used,
-    last_seen,
-    weights,
-    largest,
-    total,
-    mixed,
-    scale,
-    scores_layout: gl.constexpr,
-    IS_MASKED: gl.constexpr,
-):
-    """The scores of each tile, and meanwhile the values of the one before."""
-    keys, values = tiles
-    keys_full, keys_free, values_full, values_free = barriers
-    for tile in range(begin, end):
-        now = used + tile
-        stage = now % STAGES
-        last_stage = (now - 1) % STAGES
-        mbarrier.wait(keys_full.index(stage), now // STAGES & 1)
-        scores = _score_tile(query, keys, stage, scores_layout, True)
-        mbarrier.wait(values_full.index(last_stage), (now - 1) // STAGES & 1)
-        mixed = warpgroup_mma(weights, values.index(last_stage), mixed, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        mbarrier.arrive(keys_free.index(stage))
-        new_weights, largest, carried = _weigh(scores, tile, last_seen, largest, scale, IS_MASKED)
-        total = total * carried + gl.sum(new_weights, 1)
-        mixed, weights = warpgroup_mma_wait(0, deps=[mixed, weights])
-        mbarrier.arrive(values_free.index(last_stage))
-        mixed = mixed * gl.convert_layout(carried, gl.SliceLayout(1, mixed.type.layout))[:, None]
-        weights = gl.convert_layout(new_weights.to(weights.dtype), weights.type.layout)
-    return weights, largest, total, mixed
-
-
-@gluon.jit
-def _attend(given, query, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr):
-    """What a multiplying group of warps does."""
-    query_ptr, out_ptr, rows, num_items, tiles, barriers, scale, query_stride = given
-    keys, values = tiles
-    keys_full, keys_free, values_full, values_free = barriers
-    NUM_KV_HEADS: gl.constexpr = NUM_HEADS // GROUP
-    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    mixed_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, mixed_layout, 2)
-
-    used = 0
-    for turn in range(count_turns(num_items)):
-        item = find_item(rows, take_turn(turn), NUM_KV_HEADS, GROUP)
-        _, _, _, first_query, query_len, context, end = item
-        query.store(_load_query(query_ptr, item, query_stride, HALF, GROUP))
-        fence_async_shared()
-        num_tiles = count_tiles(end)
-        first_masked = gl.minimum(gl.maximum((context + first_query + 1) // KEYS, 1), num_tiles)
-        asking, _, _, _ = _locate(item, HALF, GROUP, scores_layout)
-        last_seen = context + gl.minimum(asking, query_len - 1)
-
-        stage = used % STAGES
-        mbarrier.wait(keys_full.index(stage), used // STAGES & 1)
-        scores = _score_tile(query, keys, stage, scores_layout, False)
-        mbarrier.arrive(keys_free.index(stage))
-        largest = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, scores_layout))
-        new_weights, largest, _ = _weigh(scores, 0, last_seen, largest, scale, True)
-        total = gl.sum(new_weights, 1)
-        weights = gl.convert_layout(new_weights.to(query.dtype), weights_layout)
-        mixed = gl.zeros([ROWS, HEAD_DIM], gl.float32, mixed_layout)
-        weights, largest, total, mixed = _attend_tiles(
-            query,
-            tiles,
-            barriers,
-            1,
-            first_masked,
-            used,
-            last_seen,
-            weights,
-            largest,
-            total,
-            mixed,
-            scale,
-            scores_layout,
-            False,
-        )
-        weights, largest, total, mixed = _attend_tiles(
-            query,
-            tiles,
-            barriers,
-            first_masked,
-            num_tiles,
-            used,
-            last_seen,
-            weights,
-            largest,
-            total,
-            mixed,
-            scale,
-            scores_layout,
-            True,
-        )
-        used += num_tiles
-        stage = (used - 1) % STAGES
-        mbarrier.wait(values_full.index(stage), (used - 1) // STAGES & 1)
-        mixed = warpgroup_mma(weights, values.index(stage), mixed)
-        mbarrier.arrive(values_free.index(stage))
-
-        result = mixed * gl.convert_layout(1.0 / total, gl.SliceLayout(1, mixed_layout))[:, None]
-        _, token, head, is_query = _locate(item, HALF, GROUP, mixed_layout)
-        column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, mixed_layout))
-        out_at = ((token * NUM_HEADS + head) * HEAD_DIM)[:, None] + column[None, :]
-        gl.store(out_ptr + out_at, result.to(query.dtype), mask=is_query[:, None])
 
 
 @gluon.jit(do_not_specialize=["num_items"])
 def _hopper_prefill_kernel(
-    pool,  # one layer, from its first key on, as lines of HEAD_DIM: a descriptor of copies of [BLOCK_SIZE, COLUMNS]
-    query_ptr,  # [num_tokens, num_heads, head_dim]
+    pool,
+    query_ptr,
     out_ptr,  # [num_tokens, num_heads, head_dim]
-    tables_ptr,  # int32 [num_slots, max_blocks_per_seq]
+    tables_ptr,
     slots_ptr,  # these six: see PrefillRows
     tokens_ptr,
     query_lens_ptr,
     seq_lens_ptr,
     tile_rows_ptr,
     tile_parts_ptr,
-    num_items,  # tiles x KV heads
-    scale,  # of scores, to base 2
+    num_items,
+    scale,
     query_stride,
     table_stride,
-    block_lines,  # lines from block to block
-    kv_lines,  # lines from a key to its value
+    block_lines,
+    kv_lines,
     NUM_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,  # query heads of a KV head
+    GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
 ):
-    """A program stays on its multiprocessor and takes items in turns: the queries of a tile and one KV head."""
-    dtype: gl.constexpr = query_ptr.dtype.element_ty
-    PIECES: gl.constexpr = STAGES * (KEYS // BLOCK_SIZE) * (HEAD_DIM // COLUMNS)
-    key_pieces = gl.allocate_shared_memory(dtype, [PIECES, BLOCK_SIZE, COLUMNS], SWIZZLED)
-    value_pieces = gl.allocate_shared_memory(dtype, [PIECES, BLOCK_SIZE, COLUMNS], SWIZZLED)
-    keys = key_pieces._reinterpret(dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
-    values = value_pieces._reinterpret(dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
-    query = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], SWIZZLED)
-    keys_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # The last one is the copying warp's own: values that it clears are full to others when it has done so.
-    values_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(keys_full.index(stage), count=1)
-        mbarrier.init(keys_free.index(stage), count=2)
-        mbarrier.init(values_full.index(stage), count=1)
-        mbarrier.init(values_free.index(stage), count=2)
-    mbarrier.init(values_full.index(STAGES), count=1)
-    fence_async_shared()
-
+    """See attend_all."""
     rows = (slots_ptr, tokens_ptr, query_lens_ptr, seq_lens_ptr, tile_rows_ptr, tile_parts_ptr)
-    tiles = (keys, values)
-    barriers = (keys_full, keys_free, values_full, values_free)
-    given = (query_ptr, out_ptr, rows, num_items, tiles, barriers, scale, query_stride)
-    copied_keys = (pool, tables_ptr, rows, num_items, key_pieces, keys_full, keys_free)
-    copied_values = (pool, tables_ptr, rows, num_items, value_pieces, values_full, values_free)
-    lines = (table_stride, block_lines)
-    gl.warp_specialize(
-        [
-            (_attend, (given, query.index(0), NUM_HEADS, GROUP, 0)),
-            (_attend, (given, query.index(1), NUM_HEADS, GROUP, 1)),
-            (copy_tiles, (copied_keys, lines, 0, NUM_HEADS // GROUP, GROUP, False)),
-            (copy_tiles, (copied_values, lines, kv_lines, NUM_HEADS // GROUP, GROUP, True)),
-        ],
-        [4, 1, 1],
-        [MULTIPLYING_REGISTERS, COPYING_REGISTERS, COPYING_REGISTERS],
+    attend_all(
+        pool,
+        query_ptr,
+        (out_ptr,),
+        tables_ptr,
+        rows,
+        num_items,
+        scale,
+        query_stride,
+        table_stride,
+        block_lines,
+        kv_lines,
+        NUM_HEADS,
+        GROUP,
+        BLOCK_SIZE,
+        False,
     )
 
 
@@ -264,19 +70,9 @@ def serves(
     query: Tensor, cache: Tensor, *, window: int | None = None, soft_cap: float = 0.0, scales: Tensor | None = None
 ) -> bool:
     """Whether `hopper_prefill` computes this, and the installed Triton compiles it."""
-    _, num_heads, head_dim = query.shape
-    num_blocks, _, num_kv_heads, block_size, _ = cache.shape
-    return (
-        window is None
-        and soft_cap == 0.0
-        and scales is None
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and cache.dtype == query.dtype
-        and head_dim == HEAD_DIM.value
-        and num_heads // num_kv_heads <= TILE_ROWS.value
-        and block_size in (8, 16, 32, 64, 128)
-        and num_blocks * cache.stride(0) // head_dim < 2**31  # lines have 32-bit numbers
-        and _compiles(query.dtype, num_heads, num_kv_heads, block_size)
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    return computes(query, cache, window=window, soft_cap=soft_cap, scales=scales) and _compiles(
+        query.dtype, query.shape[1], num_kv_heads, block_size
     )
 
 
@@ -284,12 +80,11 @@ def hopper_prefill(
     query: Tensor, cache: Tensor, tables: Tensor, rows: PrefillRows, out: Tensor, *, scale: float
 ) -> None:
     """Fill the rows' tokens of `out` as `paged_prefill` does, where `serves` says so."""
-    _, num_heads, head_dim = query.shape
-    num_blocks, _, num_kv_heads, block_size, _ = cache.shape
-    block_lines = cache.stride(0) // head_dim
+    num_heads, num_kv_heads, block_size = query.shape[1], cache.shape[2], cache.shape[3]
+    pool, block_lines, kv_lines = describe_cache(cache)
     num_items = num_kv_heads * len(rows.tile_rows)
-    _hopper_prefill_kernel[(min(num_items, _num_multiprocessors(query.device)),)](
-        _describe(cache, (num_blocks - 1) * block_lines + 2 * num_kv_heads * block_size, block_size),
+    _hopper_prefill_kernel[(min(num_items, num_multiprocessors(query.device)),)](
+        pool,
         query,
         out,
         tables,
@@ -304,7 +99,7 @@ def hopper_prefill(
         query.stride(0),
         tables.stride(0),
         block_lines,
-        cache.stride(1) // head_dim,
+        kv_lines,
         NUM_HEADS=num_heads,
         GROUP=num_heads // num_kv_heads,
         BLOCK_SIZE=block_size,
@@ -312,17 +107,13 @@ def hopper_prefill(
     )
 
 
-def _describe(layer: Tensor | MockTensor, num_lines: int, block_size: int) -> TensorDescriptor:
-    line = HEAD_DIM.value
-    return TensorDescriptor(layer, [num_lines, line], [line, 1], [block_size, COLUMNS.value], SWIZZLED.value)
-
-
 @functools.cache
 def _compiles(dtype: torch.dtype, num_heads: int, num_kv_heads: int, block_size: int) -> bool:
-    pool = _describe(MockTensor(dtype), block_size, block_size)
+    pool = describe(MockTensor(dtype), block_size, block_size)
     pointers = [dtype, dtype, *[torch.int32] * 7]
     strides = [HEAD_DIM.value] * 4
-    try:
+
+    def warmup() -> None:
         _hopper_prefill_kernel.warmup(
             pool,
             *pointers,
@@ -335,12 +126,5 @@ def _compiles(dtype: torch.dtype, num_heads: int, num_kv_heads: int, block_size:
             num_warps=4,
             grid=(1,),
         )
-    except Exception as error:  # the ways in which a changed compiler refuses a program have no type in common
-        log.warning("prefill attention without Gluon", triton=triton.__version__, error=repr(error))
-        return False
-    return True
 
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return compiles(warmup, "hopper_prefill")

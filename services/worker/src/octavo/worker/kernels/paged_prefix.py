@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.decode_rows import PrefixScratch
+from octavo.worker.kernels.decode_rows import TILE, PrefixScratch, PrefixTiles
 from octavo.worker.kernels.online_softmax import (
     LOG2_E,
     MIN_DIM,
@@ -18,9 +16,6 @@ from octavo.worker.kernels.online_softmax import (
     rows_per_tile,
     stages_that_fit,
 )
-
-TILE = 8
-"""Numbers of a tile."""
 
 
 @triton.jit
@@ -110,18 +105,6 @@ def _paged_prefix_kernel(
         tl.store(partial_ptr + at[:, None] * HEAD_DIM + column[None, :], mixed, mask=is_real)
         tl.store(largest_ptr + at, largest, mask=is_member)
         tl.store(total_ptr + at, total, mask=is_member)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixTiles:
-    """The shared prefixes of a step, on the device, int32.
-
-    A tile is some members of a group, and a part of the prefix: (first member, number of members, slot whose table
-    leads to the prefix, begin, end, part). Members of a tile are neighbours; 0 members is padding.
-    """
-
-    member_tokens: Tensor  # [num_members] |-> token of the step
-    tiles: Tensor  # [num_tiles, TILE]
 
 
 def members_per_tile(group: int, head_dim: int) -> int:
