@@ -25,9 +25,9 @@ from octavo.worker.attention_plan import cut_queries, decode_items, spare_items
 from octavo.worker.kernels import paged_prefill as prefill_module
 from octavo.worker.kernels.decode_rows import ITEM, DecodeRows, make_scratch
 from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
+from octavo.worker.kernels.many_queries import prefill
 from octavo.worker.kernels.paged_decode import paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
-from octavo.worker.kernels.many_queries import prefill
 from octavo.worker.kernels.quantize_rows import quantize_rows
 from octavo.worker.models.fp8_linear import to_rows_of_e4m3
 from octavo.worker.models.scaled_linear import ScaledLinear

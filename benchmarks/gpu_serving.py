@@ -81,8 +81,8 @@ def save_model(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-async def complete(prompt: list[int], num_output: int, *, is_checked: bool) -> Answer:
-    """One streamed completion over a connection of its own. Raises SystemExit if it goes wrong."""
+def completion(prompt: list[int], num_output: int, *, is_checked: bool) -> bytes:
+    """A request for a streamed completion."""
     body = json.dumps(
         {
             "model": "llama-8b-shape",
@@ -95,12 +95,17 @@ async def complete(prompt: list[int], num_output: int, *, is_checked: bool) -> A
             "return_token_ids": is_checked,
         }
     ).encode()
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=2**20)
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     )
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+    return head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+async def complete(request: bytes, num_output: int, *, is_checked: bool) -> Answer:
+    """Send it over a connection of its own and read the answer. Raises SystemExit if it goes wrong."""
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=2**20)
+    writer.write(request)
     first_at = last_at = 0.0
     tail = whole = b""
     while received := await reader.read(2**16):
@@ -132,20 +137,21 @@ async def get(path: str) -> bytes:
 
 async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], float]:
     """All answers, and the seconds from the first request to the last token."""
-    started = time.perf_counter()
     delays = np.zeros(len(workload))
     if rate is not None:
         delays = np.cumsum(np.random.default_rng(3).exponential(1 / rate, len(workload)))
 
     checked = set(gpu_check.chosen(len(workload)))
+    requests = [completion(*request, is_checked=index in checked) for index, request in enumerate(workload)]
 
-    async def one(index: int, delay: float, prompt: list[int], num_output: int) -> Answer:
+    async def one(index: int, delay: float, num_output: int) -> Answer:
         if delay:
             await asyncio.sleep(delay)
-        return await complete(prompt, num_output, is_checked=index in checked)
+        return await complete(requests[index], num_output, is_checked=index in checked)
 
+    started = time.perf_counter()
     answers = await asyncio.gather(
-        *(one(index, float(delays[index]), *request) for index, request in enumerate(workload))
+        *(one(index, float(delays[index]), num_output) for index, (_, num_output) in enumerate(workload))
     )
     return answers, time.perf_counter() - started
 

@@ -64,13 +64,51 @@ def test_blocks_beyond_2_to_the_31_elements_are_found(fp8_kv: bool) -> None:
     assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize(("head_dim", "group", "num_kv_heads"), [(128, 4, 8), (64, 3, 2), (80, 1, 4), (256, 8, 1)])
-def test_shared_prefixes_give_the_same(head_dim: int, group: int, num_kv_heads: int) -> None:
-    shape = Shape(
-        head_dim=head_dim, group=group, num_kv_heads=num_kv_heads, dtype=torch.bfloat16, fp8_kv=head_dim >= 128
-    )
+@pytest.mark.parametrize(
+    ("head_dim", "group", "num_kv_heads", "fp8_kv"),
+    [
+        (128, 4, 8, True),
+        (128, 4, 8, False),
+        (128, 7, 2, False),
+        (64, 3, 2, False),
+        (80, 1, 4, False),
+        (256, 8, 1, True),
+    ],
+)
+def test_shared_prefixes_give_the_same(head_dim: int, group: int, num_kv_heads: int, fp8_kv: bool) -> None:
+    shape = Shape(head_dim=head_dim, group=group, num_kv_heads=num_kv_heads, dtype=torch.bfloat16, fp8_kv=fp8_kv)
     batch = PagedBatch(shape, [(1700 + row, 1) for row in range(150)] + [(400, 30), (3000, 1), (2800, 1)], "cuda")
     batch.share(range(150), num_blocks=100)
     batch.share([151, 152], num_blocks=170)
 
     assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_one_prefix_of_many_rows_whose_tiles_outnumber_multiprocessors(block_size: int) -> None:
+    shape = Shape(head_dim=128, group=4, num_kv_heads=8, dtype=torch.bfloat16, block_size=block_size)
+    batch = PagedBatch(shape, [(1488 + 64 + row % 150, 1) for row in range(700)], "cuda")
+    batch.share(range(700), num_blocks=(1488 + 40) // block_size)
+
+    assert batch.error(batch.attend()) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("part_len", [64, 256, 4096])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(head_dim=128, group=4, num_kv_heads=8, dtype=torch.bfloat16),
+        Shape(head_dim=128, group=4, num_kv_heads=8, dtype=torch.bfloat16, fp8_kv=True),
+        Shape(head_dim=80, group=3, dtype=torch.float16, window=100, soft_cap=30.0),
+        Shape(head_dim=256, group=8, num_kv_heads=1, dtype=torch.bfloat16),
+    ],
+)
+def test_new_tokens_are_turned_stored_and_attended_to_in_one_launch(shape: Shape, part_len: int) -> None:
+    for lengths in (ROWS["decodes"], ROWS["lone"], ROWS["long"], [(index % 300, 1) for index in range(700)]):
+        batch = PagedBatch(shape, lengths, "cuda", seed=2)
+
+        out, stored = batch.store_and_attend(in_one_launch=True, has_norms=True, part_len=part_len)
+        expected, expected_stored = batch.store_and_attend(in_one_launch=False, has_norms=True, part_len=part_len)
+
+        assert (out - expected).norm() < TOLERANCE[shape.dtype] * expected.norm()
+        assert (stored - expected_stored).norm() < TOLERANCE[shape.dtype] * expected_stored.norm()

@@ -1,4 +1,4 @@
-"""Which kernel computes prefill attention, and that the one for Hopper compiles. tests/gpu tests what it computes."""
+"""Which kernel attends by many queries, and that those for Hopper compile. tests/gpu tests what they compute."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from octavo.worker.kernels import prefill as choice
+from octavo.worker.kernels import many_queries as choice
 from support import compile_for_hopper
 
 hopper_prefill = pytest.importorskip("octavo.worker.kernels.hopper_prefill")
+hopper_prefix = pytest.importorskip("octavo.worker.kernels.hopper_prefix")
 
 
 def tensors(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +34,7 @@ def tensors(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture
 def _any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_prefill, "_compiles", lambda *shape: True)
+    monkeypatch.setattr(hopper_prefix, "_compiles", lambda *shape: True)
 
 
 @pytest.mark.usefixtures("_any_triton")
@@ -42,6 +44,7 @@ def _any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_shapes_of_the_kernel_for_hopper(changed: dict[str, object]) -> None:
     assert hopper_prefill.serves(*tensors(**changed))
+    assert hopper_prefix.serves(*tensors(**changed))
 
 
 @pytest.mark.usefixtures("_any_triton")
@@ -61,6 +64,7 @@ def test_shapes_of_the_kernel_for_hopper(changed: dict[str, object]) -> None:
 )
 def test_shapes_left_to_the_other_kernel(changed: dict[str, object]) -> None:
     assert not hopper_prefill.serves(*tensors(**changed))
+    assert not hopper_prefix.serves(*tensors(**changed))
 
 
 @pytest.mark.usefixtures("_any_triton")
@@ -68,6 +72,8 @@ def test_windows_soft_caps_and_scales_are_left_to_the_other_kernel() -> None:
     assert not hopper_prefill.serves(*tensors(), window=100)
     assert not hopper_prefill.serves(*tensors(), soft_cap=30.0)
     assert not hopper_prefill.serves(*tensors(), scales=torch.ones((2, 2)))
+    assert not hopper_prefix.serves(*tensors(), soft_cap=30.0)
+    assert not hopper_prefix.serves(*tensors(), scales=torch.ones((2, 2)))
 
 
 def test_a_triton_that_refuses_the_kernel_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +103,18 @@ def _a_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_a_hopper")
 def test_a_triton_without_gluon_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice._hopper() is hopper_prefill
+    assert choice._hopper("hopper_prefill") is hopper_prefill
+    assert choice._hopper("hopper_prefix") is hopper_prefix
     choice._hopper.cache_clear()
     monkeypatch.delattr("octavo.worker.kernels.hopper_prefill")
     monkeypatch.setitem(sys.modules, "octavo.worker.kernels.hopper_prefill", None)
-    assert choice._hopper() is None
+    assert choice._hopper("hopper_prefill") is None
 
 
-def test_it_compiles_to_what_hopper_has() -> None:
+@pytest.mark.parametrize("kernel", ["prefill", "prefix"])
+def test_it_compiles_to_what_hopper_has(kernel: str) -> None:
     block_size = 16
-    command = [sys.executable, compile_for_hopper.__file__, str(block_size), "4", "bf16"]
+    command = [sys.executable, compile_for_hopper.__file__, kernel, str(block_size), "4", "bf16"]
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

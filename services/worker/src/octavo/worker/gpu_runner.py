@@ -115,6 +115,7 @@ class GpuRunner(Runner):
         self._buffer = StepBuffer(self._capacity(), NUM_PINNED, device)
         self._token_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=device)
+        self._no_tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._results = StepResults(self._max_draws, device)
         self._graphs = StepGraphs(max_num_seqs, max_num_batched_tokens, shares_prefixes)
         self._shapes = {
@@ -166,7 +167,7 @@ class GpuRunner(Runner):
         num_tokens, num_rows = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         padding = torch.full((num_tokens,), -1, dtype=torch.int32, device=self.model.device)
         tokens = TokenColumns(padding, padding, padding)
-        hidden = self._forward(StepColumns(tokens, None, None, None, None, None))
+        hidden = self._forward(StepColumns(tokens, None, None, None, None, None), None)
         draws = draw_columns(self._buffer.views(self._batch.decode_lengths(num_rows, False))[-NUM_DRAW_COLUMNS:])
         self._buffer.send(self._batch.decode_columns(StepPlan(step_id=0), num_rows))
         self._sample(hidden[:num_rows], draws)
@@ -273,7 +274,7 @@ class GpuRunner(Runner):
 
     def _mixed_key(self, plan: StepPlan, mixed: MixedColumns) -> GraphKey | None:
         """The graph that runs the step; none tells anything of a prompt."""
-        if any(flags & RowFlag.PROMPT_LOGPROBS for flags in plan.flags):
+        if _tells_of_prompts(plan):
             return None
         return self._graphs.mixed_key(
             len(mixed.tokens[0]), mixed.has_prefixes, lambda key: self._shapes[key].holds(mixed)
@@ -281,14 +282,19 @@ class GpuRunner(Runner):
 
     def _compute(self, columns: StepColumns, plan: StepPlan | None = None) -> PendingPromptLogprobs | None:
         """The model, what the plan wants to know of prompts, and the draws."""
-        hidden = self._forward(columns)
-        prompt = None if plan is None else self._prompt_logprobs(plan, hidden)
+        drawn = columns.drawn_tokens
+        if plan is not None and _tells_of_prompts(plan):
+            hidden = self._forward(columns, None)
+            prompt = self._prompt_logprobs(plan, hidden)
+            hidden = hidden if drawn is None else hidden.index_select(0, drawn)
+        else:
+            hidden, prompt = self._forward(columns, self._no_tokens if columns.draws is None else drawn), None
         if columns.draws is not None:
-            drawn = hidden if columns.drawn_tokens is None else hidden.index_select(0, columns.drawn_tokens)
-            self._sample(drawn, columns.draws)
+            self._sample(hidden, columns.draws)
         return prompt
 
-    def _forward(self, columns: StepColumns) -> Tensor:
+    def _forward(self, columns: StepColumns, wanted: Tensor | None) -> Tensor:
+        """Hidden states of the wanted tokens; None: of all."""
         tokens = columns.tokens
         num_tokens = len(tokens.slots)
         token_ids, slot_mapping = self._token_ids[:num_tokens], self._slot_mapping[:num_tokens]
@@ -305,7 +311,7 @@ class GpuRunner(Runner):
         step = TritonStep(
             self._attention, tokens.positions, slot_mapping, columns.decodes, columns.prefixes, columns.prefills
         )
-        return self.model.forward(token_ids, step)
+        return self.model.forward(token_ids, step, wanted)
 
     def _sample(self, hidden: Tensor, draws: DrawColumns) -> None:
         """Leaves the logits, one row for each of `hidden`, where `_logprobs` reads them."""
@@ -366,6 +372,10 @@ class GpuRunner(Runner):
             best_ids=_to_host(best.indices),
             best=_to_host(best.values),
         )
+
+
+def _tells_of_prompts(plan: StepPlan) -> bool:
+    return any(flags & RowFlag.PROMPT_LOGPROBS for flags in plan.flags)
 
 
 def _to_device(values: Sequence[int], device: torch.device) -> Tensor:

@@ -56,8 +56,9 @@ class GpuModel(ABC):
         """Of hidden states, keys and values."""
 
     @abstractmethod
-    def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
-        """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size]."""
+    def forward(self, token_ids: Tensor, attention: FusedAttention, wanted: Tensor | None = None) -> Tensor:
+        """`token_ids` is int32 or int64 [num_tokens]. Returns hidden states [num_tokens, hidden_size], or those of the
+        `wanted` tokens, int32 [num_wanted] of their places."""
 
     @abstractmethod
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
@@ -91,14 +92,20 @@ class GpuDecoder(GpuModel):
         """See GpuModel."""
         return self.decoder.dtype
 
-    def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
-        """See GpuModel."""
+    def forward(self, token_ids: Tensor, attention: FusedAttention, wanted: Tensor | None = None) -> Tensor:
+        """See GpuModel. The last layer is completed for the wanted tokens only."""
         if self.single_row is not None and len(token_ids) == 1:
-            return self.single_row.forward(token_ids, attention)
+            hidden = self.single_row.forward(token_ids, attention)
+            return hidden if wanted is None else hidden.index_select(0, wanted)
         hidden = self.decoder.embed(token_ids)
+        last = len(self.decoder.layers) - 1
         for index, layer in enumerate(self.decoder.layers):
             heads = self._normalised(layer.qkv, hidden, layer.input_norm)
             attended = self._attend(index, layer, heads, attention)
+            if wanted is not None and index == last:
+                if not len(wanted):
+                    return hidden[:0]
+                hidden, attended = hidden.index_select(0, wanted), attended.index_select(0, wanted)
             hidden = self._add(hidden, layer.output, attended, layer.output_norm)
             gate_up = self._normalised(layer.gate_up, hidden, layer.mlp_norm)
             if isinstance(layer.down, ScaledLinear) and layer.down_norm is None:

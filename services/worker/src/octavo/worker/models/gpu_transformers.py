@@ -29,10 +29,11 @@ class GpuTransformers(GpuModel):
         """See GpuModel."""
         return self._model.dtype
 
-    def forward(self, token_ids: Tensor, attention: FusedAttention) -> Tensor:
+    def forward(self, token_ids: Tensor, attention: FusedAttention, wanted: Tensor | None = None) -> Tensor:
         """See GpuModel."""
         positions = attention.positions.clamp_min(0)  # those of padding are negative
-        return self._model.forward(token_ids.long(), positions.long(), _Unfused(attention))
+        hidden = self._model.forward(token_ids.long(), positions.long(), _Unfused(attention))
+        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         """See GpuModel."""
