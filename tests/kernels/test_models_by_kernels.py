@@ -55,11 +55,13 @@ def test_logits_equal_those_of_transformers(
     def int32(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def logits(first: int, decodes: DecodeRows | None, prefills: PrefillRows | None) -> torch.Tensor:
+    def logits(
+        first: int, decodes: DecodeRows | None, prefills: PrefillRows | None, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         positions = range(first, NUM_PROMPT if prefills else NUM_PROMPT + 1)
         slots = [BLOCKS[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in positions]
         step = TritonStep(shared, int32(*positions), torch.tensor(slots, device=device), decodes, None, prefills)
-        hidden = model.forward(int32(*token_ids[first : positions[-1] + 1]), step)
+        hidden = model.forward(int32(*token_ids[first : positions[-1] + 1]), step, wanted)
         return model.logits(hidden, torch.empty((len(hidden), config.vocab_size), device=device))
 
     tiles = cut_queries(
@@ -72,6 +74,9 @@ def test_logits_equal_those_of_transformers(
     found = [logits(0, None, chunk), logits(NUM_PROMPT, DecodeRows(int32(*items[0].tolist()).view(1, -1)), None)]
 
     torch.testing.assert_close(torch.cat(found).cpu(), tiny.logits(token_ids), atol=1e-4, rtol=0)
+    some = logits(0, None, chunk, wanted=int32(NUM_PROMPT - 1, 4))
+    torch.testing.assert_close(some, found[0][[NUM_PROMPT - 1, 4]], atol=1e-5, rtol=0)
+    assert logits(0, None, chunk, wanted=int32()).shape == (0, config.vocab_size)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_a_long_prefix_of_few_rows_is_split() -> None:
 
     assert plan is not None
     assert plan.tiles[:, 3:6].tolist() == [[0, 256, 0], [256, 512, 1], [512, 768, 2], [768, 1024, 3]]
+    assert plan.tiles[:, 6].tolist() == [4, 0, 0, 0]
 
 
 def test_queries_with_the_most_keys_come_first() -> None:
