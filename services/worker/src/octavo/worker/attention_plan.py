@@ -106,9 +106,9 @@ def cut_prefixes(
             for part in range(num_parts):
                 end = min((part + 1) * part_len, prefix.num_tokens)
                 made.append((first_member + first, num_members, prefix.rows[0], part * part_len, end, part, 0, 0))
-    tiles = np.array(made)
-    tiles[0, 6] = len(made)
-    return PrefixPlan(np.array(members), tiles, lens, codes)
+    plan = PrefixPlan(np.array(members), np.array(made), lens, codes)
+    plan.tiles[0, 6] = len(made)
+    return plan
 
 
 def cut_queries(query_lens: Int64Array, seq_lens: Int64Array, queries_per_tile: int) -> tuple[Int64Array, Int64Array]:
