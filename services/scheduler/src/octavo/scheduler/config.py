@@ -89,8 +89,9 @@ class SchedulerConfig(ServiceConfig):
     kvmanager_timeout_s: float = Field(default=10.0, gt=0)
     """For one reply of the KV manager; then its link is given up."""
 
-    step_timeout_s: float = Field(default=120.0, gt=0)
-    """For one step of the worker; then its link is given up."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """For one step of the worker; then its link is given up. Shorter than `token_timeout_s` of the gateways, so that
+    requests live to go on with a standby."""
 
     recovery_timeout_s: float = Field(default=60.0, gt=0)
     """How long requests wait for a worker and a KV manager to come back before they fail."""
