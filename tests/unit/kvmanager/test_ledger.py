@@ -63,11 +63,11 @@ def _free_an_active_block(blocks: BlockPool) -> None:
 
 
 def _acknowledge_and_keep_in_quarantine(blocks: BlockPool) -> None:
-    blocks.acknowledged_step = 9
+    blocks.quarantine.acknowledged_step = 9
 
 
 def _free_before_the_fence(blocks: BlockPool) -> None:
-    blocks.fences[7] = 12
+    blocks.quarantine.fences[7] = 12
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def declare(pool: Pool, *tables: DeclaredTable, launched: int = 0, acknowledged:
 
 def hit_tokens(pool: Pool, token_ids: tuple[int, ...]) -> int:
     """How many tokens of a new sequence are found."""
-    number = pool.last_message_no + 1
-    reply = pool.apply(KvRequest(number, pool.blocks.acknowledged_step, admissions=[Admission(99, token_ids)]))
-    pool.apply(KvRequest(number + 1, pool.blocks.acknowledged_step, releases=[Release(99, 0)]))
+    number, step = pool.last_message_no + 1, pool.blocks.quarantine.acknowledged_step
+    reply = pool.apply(KvRequest(number, step, admissions=[Admission(99, token_ids)]))
+    pool.apply(KvRequest(number + 1, step, releases=[Release(99, 0)]))
     return reply.admitted[0].num_cached_tokens
 
 

@@ -92,7 +92,7 @@ def _lose_a_block(server: KvManagerServer) -> None:
 
 
 def _break_the_pool(server: KvManagerServer) -> None:
-    server.pools[0].blocks.acknowledged_step = None  # type: ignore[assignment]
+    server.pools[0].blocks.quarantine.acknowledged_step = None  # type: ignore[assignment]
 
 
 @pytest.fixture(params=[_lose_a_block, _break_the_pool], ids=["ledger", "exception"])

@@ -73,6 +73,19 @@ def test_grammar_that_cannot_be_compiled_has_failed(known: Grammars, grammar: st
     assert known.begin(grammar, []).mask(10.0) == GRAMMAR_FAILED
 
 
+def test_compiler_that_breaks_fails_its_own_grammar_only(known: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises ends neither the step nor the thread, which goes on with the next grammar."""
+
+    def broken(self: Grammars, grammar: str) -> llguidance.LLMatcher:
+        raise MemoryError("not the error of any grammar")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Grammars, "new_matcher", broken)
+        for _ in range(2 * module.NUM_THREADS):
+            assert known.begin(AB_OR_AC, []).mask(10.0) == GRAMMAR_FAILED
+    assert allowed(known.begin(AB_OR_AC, [])) == {"a"}
+
+
 def test_output_that_is_not_of_the_grammar_has_failed(known: Grammars) -> None:
     matcher = known.begin(AB_OR_AC, [])
     mask_of(matcher)

@@ -95,7 +95,7 @@ class Tally(Counter[str]):
         return {
             block_id
             for block_id, state in enumerate(blocks.states)
-            if state is BlockState.QUARANTINED and blocks.fences[block_id] > request.acknowledged_step
+            if state is BlockState.QUARANTINED and blocks.quarantine.fences[block_id] > request.acknowledged_step
         }
 
     def kv_reply(self, reply: KvReply, block_size: int, quarantined: set[int]) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import enum
-import heapq
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple, cast
+from typing import cast
 
 from octavo.common.block_hash import UNKNOWN_KEY, BlockKey, digest_of
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
 from octavo.kvmanager.catalogue import Catalogue
-from octavo.kvmanager.eviction import SegmentedLru
+from octavo.kvmanager.eviction import Evicted, SegmentedLru
 from octavo.kvmanager.miss_reasons import FLUSHED, PrefixHistory
 from octavo.kvmanager.pool_events import EventKind, PoolEvent, PoolEvents, Tier
+from octavo.kvmanager.quarantine import Quarantine
 from octavo.kvmanager.stats import KvStats
 
 PROTECTED_SHARE = 0.8
@@ -34,15 +34,6 @@ class BlockState(enum.IntEnum):
     TRANSFERRING = 5
 
 
-class Evicted(NamedTuple):
-    """A cached block that was handed out: what it held, under the generation that it had."""
-
-    block_id: int
-    generation: int
-    key: BlockKey
-    parent: BlockKey | None
-
-
 class BlockPool:
     """Hands out KV blocks and takes them back. Every block is in exactly one state:
 
@@ -56,8 +47,7 @@ class BlockPool:
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
 
-    A block's fence is the last step that could touch it for a holder it had; it only rises. It is open once that step
-    is acknowledged. A block's generation rises each time it is handed out as new: (block, generation) names one use.
+    A block's generation rises each time it is handed out as new: (block, generation) names one use.
     """
 
     def __init__(
@@ -69,12 +59,11 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.stats = stats or KvStats()
-        self.acknowledged_step = 0
+        self.quarantine = Quarantine(num_blocks)
         self.states = [BlockState.FREE] * num_blocks
         self.ref_counts = [0] * num_blocks
         self.generations = array("i", bytes(4 * num_blocks)) if catalogue is None else catalogue.generations
         self._catalogue = catalogue
-        self.fences = array("q", bytes(8 * num_blocks))
         self.keys: list[BlockKey | None] = [None] * num_blocks
         self.parents: list[BlockKey | None] = [None] * num_blocks
         """Key of the block before it in its prefix. Means something only where there is a key."""
@@ -91,10 +80,6 @@ class BlockPool:
         self._num_active = 0
         self._num_quarantined = 0
         self._num_transferring = 0
-        self._quarantine: dict[int, list[int]] = {}
-        """fence -> blocks that went into quarantine with it. An entry is stale if its block was hit since."""
-        self._fences_closed: list[int] = []
-        """Heap of the keys of `_quarantine`."""
 
     def counts(self, host_free: int = 0, host_swapped: int = 0, host_cached: int = 0) -> PoolCounts:
         """Blocks by state, beside those of the host, which are counted elsewhere."""
@@ -279,7 +264,7 @@ class BlockPool:
         The first in the sequence becomes the least recently used. A mention too many is refused: the others are
         released, then InternalError is raised.
         """
-        ref_counts, fences, states, active = self.ref_counts, self.fences, self.states, BlockState.ACTIVE
+        ref_counts, fences, states, active = self.ref_counts, self.quarantine.fences, self.states, BlockState.ACTIVE
         refused = []
         unheld = []
         for block_id in block_ids:
@@ -298,16 +283,14 @@ class BlockPool:
 
     def begin_copies_out(self, block_ids: Sequence[int], last_step: int) -> None:
         """Active blocks give up their only reference, and stay as they are until a copy has read them."""
+        fences = self.quarantine.fences
         for block_id in block_ids:
             self.ref_counts[block_id] -= 1
-            self.fences[block_id] = max(self.fences[block_id], last_step)
-        self._begin_copies(block_ids)
+            fences[block_id] = max(fences[block_id], last_step)
+        self.begin_copies_in(block_ids)
 
     def begin_copies_in(self, block_ids: Sequence[int]) -> None:
         """Active blocks that hold nothing yet wait for a copy that fills them."""
-        self._begin_copies(block_ids)
-
-    def _begin_copies(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
             if self.states[block_id] is not BlockState.ACTIVE:
                 raise InternalError(f"block {block_id} cannot be copied: it is {self.states[block_id].name}")
@@ -331,20 +314,18 @@ class BlockPool:
 
     def acknowledge(self, step: int) -> None:
         """Open all fences up to `step`. Raises ProtocolError if it lies before the last acknowledged one."""
-        if step < self.acknowledged_step:
-            raise ProtocolError(f"step {step} is acknowledged after step {self.acknowledged_step}")
-        self.acknowledged_step = step
-        while self._fences_closed and self._fences_closed[0] <= step:
-            self._leave_quarantine(self._quarantine.pop(heapq.heappop(self._fences_closed)))
+        states, quarantined = self.states, BlockState.QUARANTINED
+        leaving = [block_id for block_id in self.quarantine.acknowledge(step) if states[block_id] is quarantined]
+        self._num_quarantined -= len(leaving)
+        self._shelve(leaving)
 
     def vacate(self) -> None:
         """Nobody holds a block but credits, and no step is on its way: every block is cached or free, and steps count
         from 1 anew."""
         for block_id in list(self.granted):
             self.return_credit(block_id)
-        self.acknowledge(max(self.acknowledged_step, max(self.fences)))
-        self.acknowledged_step = 0
-        self.fences = array("q", bytes(8 * self.num_blocks))
+        self.acknowledge(max(self.quarantine.acknowledged_step, max(self.quarantine.fences)))
+        self.quarantine = Quarantine(self.num_blocks)
         self.history.forget_sequences()
 
     def take_over(self, holders: Mapping[int, int], granted: Set[int], fence: int) -> None:
@@ -361,22 +342,12 @@ class BlockPool:
                 self.states[block_id] = BlockState.GRANTED
                 self.granted.add(block_id)
             else:
-                self.fences[block_id] = fence
+                self.quarantine.fences[block_id] = fence
                 self._retire([block_id])
-
-    def _leave_quarantine(self, block_ids: list[int]) -> None:
-        # A hit may have made a block active since this entry was made, and a later release may have brought it back
-        # under a later fence, with an entry of its own, or under the same one, so that it is in here twice.
-        states, fences, step = self.states, self.fences, self.acknowledged_step
-        quarantined = BlockState.QUARANTINED
-        leaving = [block for block in block_ids if states[block] is quarantined and fences[block] <= step]
-        leaving = list(dict.fromkeys(leaving))
-        self._num_quarantined -= len(leaving)
-        self._shelve(leaving)
 
     def _retire(self, block_ids: list[int]) -> None:
         """Nobody holds these blocks any more."""
-        fences, step = self.fences, self.acknowledged_step
+        fences, step = self.quarantine.fences, self.quarantine.acknowledged_step
         closed = [block_id for block_id in block_ids if fences[block_id] > step]
         if not closed:
             self._shelve(block_ids)
@@ -386,13 +357,7 @@ class BlockPool:
         self._num_quarantined += len(closed)
         for block_id in closed:
             self.states[block_id] = BlockState.QUARANTINED
-            fence = fences[block_id]
-            waiting = self._quarantine.get(fence)
-            if waiting is None:
-                self._quarantine[fence] = [block_id]
-                heapq.heappush(self._fences_closed, fence)
-            else:
-                waiting.append(block_id)
+        self.quarantine.put(closed)
 
     def _shelve(self, block_ids: Iterable[int]) -> None:
         states, keys = self.states, self.keys

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from octavo.common.block_hash import BlockKey
 
 _NOWHERE, _PROBATION, _PROTECTED = range(3)
+
+
+class Evicted(NamedTuple):
+    """A cached block that was handed out: what it held, under the generation that it had."""
+
+    block_id: int
+    generation: int
+    key: BlockKey
+    parent: BlockKey | None
 
 
 class SegmentedLru:

@@ -49,10 +49,10 @@ def take_books(pool: Pool) -> Books:
     return Books(
         states=blocks.states[:],
         ref_counts=blocks.ref_counts[:],
-        fences=blocks.fences[:],  # type: ignore[arg-type]  # an array, which is read like a list
+        fences=blocks.quarantine.fences[:],  # type: ignore[arg-type]  # an array, which is read like a list
         keys=blocks.keys[:],
         num_entries=len(blocks.key_to_block),
-        acknowledged_step=blocks.acknowledged_step,
+        acknowledged_step=blocks.quarantine.acknowledged_step,
         counts=blocks.counts(),
         free=blocks.free[:],
         granted=blocks.granted.copy(),

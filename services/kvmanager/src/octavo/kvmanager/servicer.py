@@ -51,7 +51,7 @@ class KvManagerServicer:
             num_blocks=pool.blocks.num_blocks,
             block_size=pool.block_size,
             life=pool.blocks.events.life,
-            acknowledged_step=pool.blocks.acknowledged_step,
+            acknowledged_step=pool.blocks.quarantine.acknowledged_step,
             hash_algorithm=self._server.hash_algorithm,
             hash_root=pool.hasher.root,
             totals=_totals_to_proto(pool.stats),
