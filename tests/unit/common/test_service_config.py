@@ -101,6 +101,15 @@ def test_a_setting_that_does_not_exist_is_refused_in_the_file(
     assert "num_oven" in capsys.readouterr().err
 
 
+def test_a_setting_that_does_not_exist_is_refused_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_BAKERY_NUM_OVEN", "2")
+    with pytest.raises(SystemExit):
+        BakeryConfig.from_command_line([])
+    assert "OCTAVO_BAKERY_NUM_OVEN is no setting; OCTAVO_BAKERY_NUM_OVENS is" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         BakeryConfig.from_command_line(["--config", "/nowhere/bakery.yaml"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -112,6 +114,17 @@ class ServiceConfig(BaseSettings):
             self.link_tls.check()
         return self
 
+    @model_validator(mode="after")
+    def _environment_has_no_others(self) -> Self:
+        """A misspelt name would leave its setting at the default without a word."""
+        prefix, known = self.model_config["env_prefix"], type(self).model_fields
+        for name in os.environ:
+            setting = name.upper().removeprefix(prefix).lower()
+            if prefix and name.upper().startswith(prefix) and setting not in known:
+                near = difflib.get_close_matches(setting, known, n=1)
+                raise ValueError(f"{name} is no setting{f'; {prefix}{near[0].upper()} is' if near else ''}")
+        return self
+
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
         """Read flags, environment and file. Prints what is wrong and exits with status 2 if they do not fit."""
@@ -120,7 +133,7 @@ class ServiceConfig(BaseSettings):
         except ValidationError as error:
             for problem in error.errors():
                 name = ".".join(str(part) for part in problem["loc"])
-                print(f"{cls.__name__}: {name}: {problem['msg']}", file=sys.stderr)
+                print(": ".join(filter(None, (cls.__name__, name, problem["msg"]))), file=sys.stderr)
             raise SystemExit(2) from None
 
     @classmethod
