@@ -185,16 +185,15 @@ async def test_body_that_is_too_large_is_refused(gateway: RunningGateway) -> Non
 
     response = await gateway.http.post(COMPLETIONS, content=b" " * 50 * 2**20)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-    assert response.headers["connection"] == "close"
     response = await gateway.http.post(COMPLETIONS, content=without_length())
-    assert (response.status_code, response.headers["connection"]) == (413, "close")
+    assert response.status_code == 413
     await gateway.complete(prompt="x")
 
 
 async def test_body_that_is_too_large_is_refused_before_it_comes(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.gateway.body_reading._DROP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("octavo.gateway.http_protocol.REST_TIMEOUT_S", 0.5)
     url = httpx.URL(gateway.http.base_url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: m\r\ncontent-length: {2**40}\r\n\r\n"

@@ -30,7 +30,6 @@ from octavo.gateway import (
     tokenizer_routes,
     ui_routes,
 )
-from octavo.gateway.body_reading import BodyTooLargeError, on_body_too_large
 from octavo.gateway.chat_preparation import ChatPreparation
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.grammars import GrammarChecker
@@ -107,7 +106,6 @@ def create_app(config: GatewayConfig, client: WorkerGroups, tokenizer: ModelToke
     app.add_middleware(HeadMiddleware)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(FieldError, _on_error)
-    app.add_exception_handler(BodyTooLargeError, on_body_too_large)
     app.add_exception_handler(RefusedError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)

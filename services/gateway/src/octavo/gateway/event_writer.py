@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from starlette.types import Send
@@ -19,10 +19,19 @@ class EventWriter:
     """Owns what stands around the texts of each choice. What it keeps for a token is little, so that many streams stay
     in the processor's caches."""
 
-    __slots__ = ("_answer_format", "_generation", "_outputs", "_run", "_send", "_texts")
+    __slots__ = ("_answer_format", "_generation", "_outputs", "_run", "_send", "_texts", "_write_chunk")
 
-    def __init__(self, run: GenerationRun, generation: Generation, answer_format: AnswerFormat, send: Send) -> None:
-        self._run, self._generation, self._answer_format, self._send = run, generation, answer_format, send
+    def __init__(
+        self,
+        run: GenerationRun,
+        generation: Generation,
+        answer_format: AnswerFormat,
+        send: Send,
+        write_chunk: Callable[[bytes], bool],
+    ) -> None:
+        """`write_chunk` is a shorter way than `send`; false if it cannot be taken now."""
+        self._run, self._generation, self._answer_format = run, generation, answer_format
+        self._send, self._write_chunk = send, write_chunk
         self._outputs = run.outputs
         self._texts: list[TextEvents | None] = [None] * len(run.outputs)
 
@@ -31,7 +40,7 @@ class EventWriter:
         chunk = self._text(events) if len(events) == 1 else None
         if chunk is None:
             chunk = self.chunk(events)
-        return rest_of(self.send(chunk)) if chunk else None
+        return rest_of(self.send(chunk)) if chunk and not self._write_chunk(chunk) else None
 
     def chunk(self, events: Events) -> bytes:
         """What the events bring, as it is to be written."""

@@ -40,8 +40,10 @@ class GenerationResponse(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_body = scope.get("state", {}).get("send_body", send)
-        answer = asyncio.ensure_future(self._answer(send, send_body))
+        state = scope.get("state", {})
+        self._send_body = state.get("send_body", send)
+        self._write_chunk = state.get("write_chunk", lambda chunk: False)
+        answer = asyncio.ensure_future(self._answer(send))
         departure = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +58,7 @@ class GenerationResponse(Response):
         metrics.CLIENT_DISCONNECTS.inc()
         await asyncio.wait({answer})
 
-    async def _answer(self, send: Send, send_body: Send) -> None:
+    async def _answer(self, send: Send) -> None:
         job = self._job
         await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
         prompts = [job.account.own(prompt) for prompt in job.prompts]
@@ -68,7 +70,7 @@ class GenerationResponse(Response):
         try:
             with generation, metrics.OPEN_GENERATIONS.track_inprogress():
                 if job.is_stream:
-                    await self._stream(generation, send, send_body)
+                    await self._stream(generation, send)
                 else:
                     await self._collect(generation, send)
             self._run.observe_end()
@@ -80,9 +82,9 @@ class GenerationResponse(Response):
             job.account.num_cached_tokens = generation.num_cached_tokens
             job.account.num_output_tokens = self._run.num_output_tokens
 
-    async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
+    async def _stream(self, generation: Generation, send: Send) -> None:
         job, run, answer_format = self._job, self._run, self._job.answer_format
-        writer = EventWriter(run, generation, answer_format, send_body)
+        writer = EventWriter(run, generation, answer_format, self._send_body, self._write_chunk)
         try:
             async for events in generation:
                 chunk = b""

@@ -16,7 +16,10 @@ REST_TIMEOUT_S = 15.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends connections whose heads are too large (431) or come too slowly (408), or whose bodies have no end."""
+    """Ends connections whose heads are too large (431) or come too slowly (408), or whose bodies have no end.
+
+    `request.state.write_chunk` writes a piece of an answer past ASGI: a stream has one for every token.
+    """
 
     _num_head_bytes = 0
     _is_in_head = False
@@ -31,6 +34,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ends()
         self._body_ends()
+        if self.scope is not None:
+            self.scope["state"].pop("write_chunk", None)  # or this and its request would keep each other alive
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -42,6 +47,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["write_chunk"] = self._write_chunk
         self._head_begins()
 
     def on_headers_complete(self) -> None:
@@ -57,6 +63,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_body and self.cycle.response_complete:
             self._rest_timer = self.loop.call_later(REST_TIMEOUT_S, self.transport.close)
+
+    def _write_chunk(self, chunk: bytes) -> bool:
+        """Write a piece of a body without a length, whose head is sent; false if it has to wait, or nobody reads."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        return True
 
     def _head_begins(self) -> None:
         self._head_ends()

@@ -24,11 +24,10 @@ class IntakeMiddleware:
         body = _Body(asyncio.get_running_loop().time() + self._timeout_s)
 
         async def receive_in_time() -> Message:
-            return await receive() if body.is_complete or body.is_answered else await self._receive(body, receive)
+            return await receive() if body.is_complete else await self._receive(body, receive)
 
         async def send_and_let_go(message: Message) -> None:
             if message["type"] == "http.response.start":
-                body.is_answered = True
                 self._let_go(body)
             await send(message)
 
@@ -63,10 +62,10 @@ class IntakeMiddleware:
 
 
 class _Body:
-    __slots__ = ("deadline_s", "is_answered", "is_complete", "num_bytes")
+    __slots__ = ("deadline_s", "is_complete", "num_bytes")
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        self.is_complete = self.is_answered = False
+        self.is_complete = False
         self.num_bytes = 0
         """That this body has in the count."""
