@@ -11,10 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from octavo.common.codecs import GENERATE
 from octavo.common.links import Address, listen
 from octavo.common.messages.generation import ModelInfo
+from octavo.gateway.config import GatewayConfig
 from support.running_gateway import EOS_ID, MAX_MODEL_LEN, VOCAB_SIZE, says
 from support.scripted_scheduler import ScriptedScheduler
 from support.small_tokenizer import CHAT_TEMPLATE, byte_level_json
@@ -86,6 +88,25 @@ async def test_model_folder_without_tokenizer_ends_the_process_with_a_reason(tmp
     _, log = await process.communicate()
     assert process.returncode == 1
     assert b"tokenizer.json does not exist" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("tokenizer.json", b"tokenizer.json is no tokenizer"), ("tokenizer_config.json", b"config.json is no JSON")],
+)
+async def test_model_file_that_is_broken_is_named(tmp_path: Path, name: str, reason: bytes) -> None:
+    (model_folder(tmp_path) / name).write_text("{broken")
+    process = await start(tmp_path, Address.parse(f"frames://{tmp_path}/s.sock"), 0)
+    _, log = await process.communicate()
+    assert process.returncode == 1
+    assert reason in log and b"Traceback" not in log
+
+
+def test_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("none")
+    arguments = ["--model", "m", "--scheduler", "frames:///s", "--tls-cert", f"{tmp_path}/cert.pem"]
+    with pytest.raises(ValidationError, match=r"cert\.pem and .*cert\.pem are no certificate and its key"):
+        GatewayConfig(_cli_parse_args=[*arguments, "--tls-key", f"{tmp_path}/cert.pem"])  # type: ignore[call-arg]
 
 
 async def test_gateway_needs_neither_torch_nor_transformers() -> None:

@@ -21,6 +21,7 @@ from octavo.gateway.config import GatewayConfig
 from octavo.kvmanager.config import KvManagerConfig
 from octavo.scheduler.config import SchedulerConfig
 from octavo.worker.config import WorkerConfig
+from support.certificates import issue, make_ca
 
 MODEL = PreparedModel(Path("/models/tiny"), "tiny")
 RUN_DIR = Path("/run/octavo")
@@ -139,8 +140,9 @@ def test_groups_have_services_of_their_own_and_the_gateway_a_list_of_them(monkey
     ]
 
 
-def test_several_gateways_share_a_port_their_metrics_and_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ServeOptions(gateways=3, redis="redis://r:1/0", tls_cert=Path("/c.pem"), tls_key=Path("/k.pem"))
+def test_several_gateways_share_a_port_their_metrics_and_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tls = issue(make_ca(tmp_path), Role.GATEWAY)
+    options = ServeOptions(gateways=3, redis="redis://r:1/0", tls_cert=tls.cert, tls_key=tls.key)
     gateways = service_processes(options, MODEL, RUN_DIR)[3:]
     assert [gateway.name for gateway in gateways] == ["gateway-1", "gateway-2", "gateway-3"]
     assert {gateway.settings["PROMETHEUS_MULTIPROC_DIR"] for gateway in gateways} == {"/run/octavo/metrics"}
@@ -149,7 +151,7 @@ def test_several_gateways_share_a_port_their_metrics_and_redis(monkeypatch: pyte
     assert isinstance(config, GatewayConfig)
     assert config.reuse_port
     assert str(config.limits_redis) == str(config.response_store_redis) == "redis://r:1/0"
-    assert (config.tls_cert, options.url) == (Path("/c.pem"), "https://127.0.0.1:8000")
+    assert (config.tls_cert, options.url) == (tls.cert, "https://127.0.0.1:8000")
 
 
 @pytest.mark.parametrize(

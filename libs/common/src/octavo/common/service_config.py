@@ -133,7 +133,8 @@ class ServiceConfig(BaseSettings):
         except ValidationError as error:
             for problem in error.errors():
                 name = ".".join(str(part) for part in problem["loc"])
-                print(": ".join(filter(None, (cls.__name__, name, problem["msg"]))), file=sys.stderr)
+                said = problem["msg"].removeprefix("Value error, ")
+                print(": ".join(filter(None, (cls.__name__, name, said))), file=sys.stderr)
             raise SystemExit(2) from None
 
     @classmethod

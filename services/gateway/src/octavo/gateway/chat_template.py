@@ -115,9 +115,15 @@ def _up_to_content(text: str, content: str) -> str:
 
 
 def load_chat_template(model: Path) -> ChatTemplate | None:
-    """The template in chat_template.jinja, else in tokenizer_config.json (of several, the one named default)."""
+    """The template in chat_template.jinja, else in tokenizer_config.json (of several, the one named default).
+
+    Raises ValueError for a tokenizer_config.json that cannot be read.
+    """
     config_file = model / "tokenizer_config.json"
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{config_file} is no JSON: {error}") from error
     template_file = model / "chat_template.jinja"
     source = template_file.read_text(encoding="utf-8") if template_file.exists() else config.get("chat_template")
     if isinstance(source, list):

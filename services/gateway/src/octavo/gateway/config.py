@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from octavo.common.links.tls import check_ca, check_certificate
 from octavo.common.service_config import AddressSetting, ServiceConfig, split_list
 from octavo.gateway.routing import RoutingPolicy
 
@@ -192,6 +193,10 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("give one of api_keys, api_keys_file and api_keys_redis")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
             raise ValueError("tls_cert and tls_key go together, and tls_client_ca with them")
+        if self.tls_cert is not None and self.tls_key is not None:
+            check_certificate(self.tls_cert, self.tls_key)
+        if self.tls_client_ca is not None:
+            check_ca(self.tls_client_ca)
         if (self.scheduler is None) == (self.registry is None):
             raise ValueError("give either a scheduler or a registry to find schedulers in")
         return self

@@ -30,7 +30,7 @@ def main() -> None:
     config = GatewayConfig.from_command_line()
     try:
         tokenizer = load_tokenizer(config.model, config.tokenizer_threads)
-    except (FileNotFoundError, UnsupportedDecoderError) as error:
+    except (FileNotFoundError, ValueError, UnsupportedDecoderError) as error:
         print(f"octavo-gateway: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 

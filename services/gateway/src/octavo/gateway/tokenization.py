@@ -111,8 +111,15 @@ class ModelTokenizer:
 
 
 def load_tokenizer(model: Path, num_threads: int = 2) -> ModelTokenizer:
-    """The tokenizer and chat template in a model's folder. Raises FileNotFoundError if it has no tokenizer.json."""
+    """The tokenizer and chat template in a model's folder.
+
+    Raises FileNotFoundError if it has no tokenizer.json, ValueError for one that cannot be read.
+    """
     path = model / "tokenizer.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; the model folder needs one")
-    return ModelTokenizer(Tokenizer.from_file(str(path)), load_chat_template(model), num_threads)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no class for it
+        raise ValueError(f"{path} is no tokenizer: {error}") from error
+    return ModelTokenizer(tokenizer, load_chat_template(model), num_threads)

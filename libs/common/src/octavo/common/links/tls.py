@@ -26,15 +26,8 @@ class TlsFiles:
 
     def check(self) -> None:
         """Raises ValueError if a file is missing or no PEM, or the key is not the certificate's."""
-        context = ssl.create_default_context()
-        try:
-            context.load_verify_locations(self.ca)
-        except OSError as error:
-            raise ValueError(f"{self.ca} is no certificate of a CA: {error}") from error
-        try:
-            context.load_cert_chain(self.cert, self.key, password=lambda: b"")
-        except OSError as error:
-            raise ValueError(f"{self.cert} and {self.key} are no certificate and its key: {error}") from error
+        check_ca(self.ca)
+        check_certificate(self.cert, self.key)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Raises OSError if a file cannot be read."""
@@ -59,3 +52,19 @@ class TlsFiles:
     def _server_certificate(self) -> grpc.ServerCertificateConfiguration:
         own = (self.key.read_bytes(), self.cert.read_bytes())
         return grpc.ssl_server_certificate_configuration([own], self.ca.read_bytes())
+
+
+def check_ca(ca: Path) -> None:
+    """Raises ValueError that names the file if it holds no certificate."""
+    try:
+        ssl.create_default_context().load_verify_locations(ca)
+    except OSError as error:
+        raise ValueError(f"{ca} is no certificate of a CA: {error}") from error
+
+
+def check_certificate(cert: Path, key: Path) -> None:
+    """Raises ValueError that names the files if they are no PEM, or the key is not the certificate's."""
+    try:
+        ssl.create_default_context().load_cert_chain(cert, key, password=lambda: b"")
+    except OSError as error:
+        raise ValueError(f"{cert} and {key} are no certificate and its key: {error}") from error
