@@ -254,7 +254,7 @@ async def measure(arguments: argparse.Namespace, console: Console) -> dict[str, 
             )
             figures["rates"][label] = {"gateway": asdict(ours), "bare": asdict(fed), "free": asdict(unfed)}
         console.print(table)
-        for name, disturbance in disturbances(words).items():
+        for name, disturbance in disturbances(words).items() if arguments.gap_seconds else ():
             for per_s in (0.0, arguments.others_per_s):
                 gaps = await measure_gaps(gateway, arguments.gap_seconds, per_s, disturbance)
                 figures["gaps"][f"{per_s:g} {name} a second"] = gaps
@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--behind", type=int, nargs="*", default=[64], help="streams of a gateway that is behind")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=2, help="measurements of each kind, in turn")
-    parser.add_argument("--gap-seconds", type=float, default=5.0, help="length of a measurement of gaps")
+    parser.add_argument("--gap-seconds", type=float, default=5.0, help="length of a measurement of gaps; 0: none")
     parser.add_argument("--others-per-s", type=float, default=4.0, help="long prompts or texts that come in meanwhile")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
