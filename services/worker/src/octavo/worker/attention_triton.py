@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.worker.attention import LayerAttention
 from octavo.worker.kernels.decode_rows import DecodeRows, DecodeScratch, PrefixTiles
 from octavo.worker.kernels.many_queries import prefill, prefix
-from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
+from octavo.worker.kernels.paged_decode import FEW_ITEMS, NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows
 from octavo.worker.kernels.store_kv import store_kv
 from octavo.worker.models.gpu_decoder import FusedAttention, Norms
@@ -57,10 +57,8 @@ class TritonStep(FusedAttention):
         shared = self.shared
         cache, how, scales = shared.caches[layer], shared.layers[layer], shared.kv_scales[layer]
         cos_sin, eps = shared.cos_sin[layer], shared.norm_eps
-        new = None
-        if self.decodes is not None and self.prefills is None and self.prefixes is None:
-            new = NewTokens(cos_sin, self.slot_mapping, norms, eps)
-        else:
+        new = NewTokens(cos_sin, self.slot_mapping, norms, eps) if self._is_few_decodes() else None
+        if new is None:
             store_kv(heads, cos_sin, self.positions, self.slot_mapping, cache, norms, eps, scales, overlaps=overlaps)
         query = heads[:, : shared.num_heads]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -104,3 +102,9 @@ class TritonStep(FusedAttention):
                 overlaps=overlaps,
             )
         return out.view(len(heads), -1)
+
+    def _is_few_decodes(self) -> bool:
+        """Then `paged_decode` stores as well. With more rows its programs have enough to wait for besides."""
+        if self.decodes is None or self.prefills is not None or self.prefixes is not None:
+            return False
+        return len(self.decodes.items) <= FEW_ITEMS
