@@ -16,7 +16,10 @@ import openai
 import pytest
 
 from octavo.common.messages.generation import Abort
+from octavo.gateway import completions
 from octavo.gateway.generation import Generation
+from octavo.gateway.openai_schema import CompletionRequest
+from octavo.gateway.scheduler_client import SchedulerClient
 from support.running_gateway import RunningGateway, running_gateway, says
 from support.waiting import eventually
 
@@ -222,3 +225,32 @@ async def test_https_is_served_and_asks_for_a_certificate_of_the_client_where_it
         trusting.load_cert_chain(cert, key)
         async with trusting_client(trusting) as http:
             assert (await http.get(url)).status_code == 200
+
+
+async def test_of_requests_that_come_at_once_each_is_submitted_before_the_next_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_parsed, parsed_at_submit = 0, []
+    parse, submit = completions.parse_completion, SchedulerClient.submit
+
+    def count_parsed(body: bytes) -> CompletionRequest:
+        nonlocal num_parsed
+        num_parsed += 1
+        return parse(body)
+
+    def note_submit(client: SchedulerClient, *arguments: Any) -> Generation:
+        parsed_at_submit.append(num_parsed)
+        return submit(client, *arguments)
+
+    monkeypatch.setattr(completions, "parse_completion", count_parsed)
+    monkeypatch.setattr(SchedulerClient, "submit", note_submit)
+    async with running_gateway(fox()) as gateway:
+        content = json.dumps(LONG["/v1/completions"]).encode()
+        connections = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(60)]
+        for _, writer in connections:
+            writer.write(f"{HEAD}content-length: {len(content)}\r\n\r\n".encode() + content)
+        await eventually(lambda: len(parsed_at_submit) == 60)
+        for _, writer in connections:
+            writer.close()
+
+    assert parsed_at_submit == list(range(1, 61))

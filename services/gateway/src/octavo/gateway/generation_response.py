@@ -40,10 +40,26 @@ class GenerationResponse(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Submitted before any task is made: each is a turn of the event loop later, in which the work of all requests
+        # that have come at once would go first.
+        with await self._submit() as generation, metrics.OPEN_GENERATIONS.track_inprogress():
+            await self._answer_or_abort(generation, scope, receive, send)
+
+    async def _submit(self) -> Generation:
+        job = self._job
+        await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
+        prompts = [job.account.own(prompt) for prompt in job.prompts]
+        generation = self._client.submit(
+            job.request_id, prompts, job.cache_salt, job.seconds_left(), job.account.traceparent
+        )
+        self._run.submitted_s = time.perf_counter()
+        return generation
+
+    async def _answer_or_abort(self, generation: Generation, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
         self._send_body = state.get("send_body", send)
         self._write_chunk = state.get("write_chunk", lambda chunk: False)
-        answer = asyncio.ensure_future(self._answer(send))
+        answer = asyncio.ensure_future(self._answer(generation, send))
         departure = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
@@ -58,21 +74,14 @@ class GenerationResponse(Response):
         metrics.CLIENT_DISCONNECTS.inc()
         await asyncio.wait({answer})
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, generation: Generation, send: Send) -> None:
         job = self._job
-        await job.account.charge_prompt(sum(len(prompt.token_ids) for prompt in job.prompts))
-        prompts = [job.account.own(prompt) for prompt in job.prompts]
-        generation = self._client.submit(
-            job.request_id, prompts, job.cache_salt, job.seconds_left(), job.account.traceparent
-        )
-        self._run.submitted_s = time.perf_counter()
         unfinished = "error"
         try:
-            with generation, metrics.OPEN_GENERATIONS.track_inprogress():
-                if job.is_stream:
-                    await self._stream(generation, send)
-                else:
-                    await self._collect(generation, send)
+            if job.is_stream:
+                await self._stream(generation, send)
+            else:
+                await self._collect(generation, send)
             self._run.observe_end()
         except (asyncio.CancelledError, OSError):
             unfinished = "abort"

@@ -9,6 +9,8 @@ from octavo.gateway.http_errors import FieldError
 
 def check_token_ids(ids: list[Any], param: str, vocab_size: int) -> None:
     """Raises FieldError for the first entry that is not an integer from 0 to vocab_size - 1."""
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        return
     for position, token_id in enumerate(ids):
         if type(token_id) is not int:
             name = f"{param}[{position}]"
