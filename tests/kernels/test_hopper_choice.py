@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from octavo.worker.kernels import many_queries as choice
-from support import compile_for_hopper
+from octavo.worker.kernels.hopper_kernels import hopper_kernels
+from support.compile_for_hopper import compile_for_hopper
 
 hopper_prefill = pytest.importorskip("octavo.worker.kernels.hopper_prefill")
 hopper_prefix = pytest.importorskip("octavo.worker.kernels.hopper_prefix")
@@ -96,31 +94,27 @@ def test_a_triton_that_refuses_the_kernel_is_asked_once(monkeypatch: pytest.Monk
 def _a_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    choice._hopper.cache_clear()
+    hopper_kernels.cache_clear()
     yield
-    choice._hopper.cache_clear()
+    hopper_kernels.cache_clear()
 
 
 @pytest.mark.usefixtures("_a_hopper")
 def test_a_triton_without_gluon_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice._hopper("hopper_prefill") is hopper_prefill
-    assert choice._hopper("hopper_prefix") is hopper_prefix
-    choice._hopper.cache_clear()
+    assert hopper_kernels("hopper_prefill") is hopper_prefill
+    assert hopper_kernels("hopper_prefix") is hopper_prefix
+    hopper_kernels.cache_clear()
     monkeypatch.delattr("octavo.worker.kernels.hopper_prefill")
     monkeypatch.setitem(sys.modules, "octavo.worker.kernels.hopper_prefill", None)
-    assert choice._hopper("hopper_prefill") is None
+    assert hopper_kernels("hopper_prefill") is None
 
 
 @pytest.mark.parametrize("kernel", ["prefill", "prefix"])
 def test_it_compiles_to_what_hopper_has(kernel: str) -> None:
     block_size = 16
-    command = [sys.executable, compile_for_hopper.__file__, kernel, str(block_size), "4", "bf16"]
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    shared_bytes, _, ptx = done.stdout.partition("\n")
+    shared_bytes, ptx = compile_for_hopper(kernel, str(block_size), "4", "bf16")
 
-    assert int(shared_bytes) <= 227 * 2**10
+    assert shared_bytes <= 227 * 2**10
     assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * 48  # two groups; first, whole, masked, last tile
     assert ptx.count("cp.async.bulk.tensor.2d") == 2 * 2 * 128 // block_size  # keys and values, two halves of a block
     assert "setmaxnreg" in ptx

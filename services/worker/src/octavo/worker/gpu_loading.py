@@ -20,7 +20,7 @@ from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.errors import ModelLoadError, UnknownArchitectureError
 from octavo.worker.models.gpu_decoder import GpuDecoder, GpuModel
 from octavo.worker.models.gpu_transformers import GpuTransformers
-from octavo.worker.models.launch_ways import choose_overlap, choose_single_row
+from octavo.worker.models.launch_ways import choose_few_rows, choose_overlap, choose_single_row
 from octavo.worker.step_sizes import StepSizes
 
 log = structlog.get_logger()
@@ -50,6 +50,10 @@ def load_gpu_runner(
         log.info("decode of one row", fused=model.single_row is not None, **times)
         times = {f"{way}_ms": round(ms, 3) for way, ms in choose_overlap(model).items()}
         log.info("steps of several rows", overlapping=model.overlaps, **times)
+        for size, ways in choose_few_rows(model).items():
+            times = {f"{way}_ms": round(ms, 3) for way, ms in ways.items()}
+            by_hopper = model.few_rows is not None and model.few_rows.runs(size)
+            log.info("steps of few rows", rows=size, by_kernels_for_hopper=by_hopper, **times)
     progress("measuring the memory of the largest step")
     plan = _measure(config, model, sizes, max_model_len, kv_scales)
     num_blocks = _num_blocks(config, model, sizes, max_model_len, plan)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-from types import ModuleType
-
-import structlog
-import torch
-import triton
 from torch import Tensor
 
 from octavo.worker.kernels.decode_rows import PrefixScratch, PrefixTiles
+from octavo.worker.kernels.hopper_kernels import hopper_kernels
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 from octavo.worker.kernels.paged_prefix import paged_prefix
-
-log = structlog.get_logger()
 
 
 def prefill(
@@ -31,7 +23,7 @@ def prefill(
     scales: Tensor | None = None,
 ) -> None:
     """Fill the rows' tokens of `out`, by the rules of `paged_decode`; a query sees positions up to its own."""
-    hopper = _hopper("hopper_prefill")
+    hopper = hopper_kernels("hopper_prefill")
     if hopper is not None and hopper.serves(query, cache, window=window, soft_cap=soft_cap, scales=scales):
         hopper.hopper_prefill(query, cache, tables, rows, out, scale=scale)
     else:
@@ -50,19 +42,8 @@ def prefix(
     scales: Tensor | None = None,
 ) -> None:
     """Attend to shared prefixes for all members of their groups: see `paged_prefix`."""
-    hopper = _hopper("hopper_prefix")
+    hopper = hopper_kernels("hopper_prefix")
     if hopper is not None and hopper.serves(query, cache, soft_cap=soft_cap, scales=scales):
         hopper.hopper_prefix(query, cache, tables, tiles, scratch, scale=scale)
     else:
         paged_prefix(query, cache, tables, tiles, scratch, scale=scale, soft_cap=soft_cap, scales=scales)
-
-
-@functools.cache
-def _hopper(name: str) -> ModuleType | None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return None
-    try:
-        return importlib.import_module(f"octavo.worker.kernels.{name}")
-    except (ImportError, AttributeError) as error:  # Gluon is an experimental part of Triton, and changes
-        log.warning("attention without Gluon", kernel=name, triton=triton.__version__, error=repr(error))
-        return None

@@ -17,6 +17,7 @@ from octavo.worker.models.linear import Linear, PlainLinear
 from octavo.worker.models.scaled_linear import ScaledLinear
 
 if TYPE_CHECKING:
+    from octavo.worker.models.few_rows import FewRows
     from octavo.worker.models.single_row import SingleRow
 
 Norms = tuple[Tensor, Tensor]
@@ -79,6 +80,8 @@ class GpuDecoder(GpuModel):
         self._output_weight = decoder.output.weight
         self.single_row: SingleRow | None = None
         """How one row is run, if not as several are."""
+        self.few_rows: FewRows | None = None
+        """How steps of few rows are run, of the sizes that it says."""
         self.overlaps = False
         """Kernels between matrix products start while those end: see kernels.overlap."""
 
@@ -94,8 +97,9 @@ class GpuDecoder(GpuModel):
 
     def forward(self, token_ids: Tensor, attention: FusedAttention, wanted: Tensor | None = None) -> Tensor:
         """See GpuModel. The last layer is completed for the wanted tokens only."""
-        if self.single_row is not None and len(token_ids) == 1:
-            hidden = self.single_row.forward(token_ids, attention)
+        fused = self._fused(len(token_ids))
+        if fused is not None:
+            hidden = fused.forward(token_ids, attention)
             return hidden if wanted is None else hidden.index_select(0, wanted)
         hidden = self.decoder.embed(token_ids)
         last = len(self.decoder.layers) - 1
@@ -114,6 +118,11 @@ class GpuDecoder(GpuModel):
             else:
                 hidden = self._add(hidden, layer.down, self._gate(gate_up, overlaps=self.overlaps), layer.down_norm)
         return hidden
+
+    def _fused(self, num_rows: int) -> SingleRow | FewRows | None:
+        if num_rows == 1 and self.single_row is not None:
+            return self.single_row
+        return self.few_rows if self.few_rows is not None and self.few_rows.runs(num_rows) else None
 
     def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:

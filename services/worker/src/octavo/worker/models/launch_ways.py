@@ -8,6 +8,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from octavo.worker.kernels.hopper_kernels import hopper_kernels
 from octavo.worker.kernels.overlap import can_overlap
 from octavo.worker.models.gpu_decoder import FusedAttention, GpuDecoder
 from octavo.worker.models.graph_timing import graph_ms
@@ -72,8 +73,35 @@ def choose_overlap(model: GpuDecoder) -> dict[str, float]:
     return times
 
 
+@torch.inference_mode()
+def choose_few_rows(model: GpuDecoder) -> dict[int, dict[str, float]]:
+    """Let steps of few rows run by the kernels for Hopper where those are faster. Returns the same by their size."""
+    if hopper_kernels("few_row_products") is None:
+        return {}
+    from octavo.worker.models.few_rows import SIZES, FewRows
+
+    if not FewRows.serves(model.decoder):
+        return {}
+    few_rows, attention = FewRows(model.decoder), _NoAttention(model.config.num_heads)
+    model.few_rows = None
+    times: dict[int, dict[str, float]] = {}
+    chosen: set[int] = set()
+    for size in SIZES:
+        token_ids = _rows(model, size * 3 // 4)  # the middle of the steps that are padded to this size
+        best, times[size] = _fastest(
+            lambda token_ids=token_ids: model.forward(token_ids, attention),  # type: ignore[misc]
+            {"few_rows": lambda token_ids=token_ids: few_rows.forward(token_ids, attention)},  # type: ignore[misc]
+        )
+        if best == "few_rows":
+            chosen.add(size)
+    few_rows.sizes = frozenset(chosen)
+    model.few_rows = few_rows if chosen else None
+    return times
+
+
 def _rows(model: GpuDecoder, num_rows: int) -> Tensor:
-    return torch.full((num_rows,), model.config.vocab_size // 2, dtype=torch.int32, device=model.device)
+    first = model.config.vocab_size // 2
+    return torch.arange(first, first + num_rows, dtype=torch.int32, device=model.device) % model.config.vocab_size
 
 
 def _fastest(usual: Way, ways: dict[str, Way]) -> tuple[str, dict[str, float]]:
