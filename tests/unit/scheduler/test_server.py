@@ -196,6 +196,19 @@ async def test_step_that_takes_too_long_gives_the_worker_up() -> None:
         await run_to_end(gateway, 1, [5, 6, 7], 10)
 
 
+async def test_a_scheduler_that_was_suspended_itself_does_not_blame_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.scheduler.server._SUSPENDED_S", 1.0)
+    host = FakeHost()
+    host.step_s = 0.8
+    async with running(host, step_timeout_s=1.1) as (scheduler, gateway, _):
+        await eventually(lambda: gateway.statuses[-1].ready)
+        gateway.submit(1, [5, 6, 7], max_tokens=2)
+        await eventually(lambda: scheduler.core.oldest_step)
+        time.sleep(1.6)  # noqa: ASYNC251 (nothing of this process runs)
+        await run_to_end(gateway, 1, [5, 6, 7], 2)
+        assert scheduler.core.stats.num_pool_losses == 0
+
+
 async def test_kv_manager_that_does_not_answer_is_given_up() -> None:
     host = FakeHost()
     host.kvmanager_answers = False

@@ -61,6 +61,8 @@ WorkerLink = Link[WorkerRequest, WorkerReply]
 GatewayLink = Link[SchedulerMessage, GatewayMessage]
 
 _WATCH_INTERVAL_S = 0.5
+_SUSPENDED_S = 5.0
+"""A turn of the watch that took so long: this process was suspended."""
 _COLLECTION_INTERVAL_S = 10.0
 _LATEST_COLLECTION_S = 600.0
 """After so long the collector runs even while requests do."""
@@ -307,9 +309,12 @@ class SchedulerServer:
         self._advance()
 
     async def _watch(self) -> None:
-        """Hold every wait to its deadline."""
+        """Hold every wait to its deadline. For the time in which this process was suspended itself it blames nobody."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(_WATCH_INTERVAL_S)
+            if time.monotonic() - began > _SUSPENDED_S:
+                self._restart_clocks(time.monotonic())
             self._advance()  # waits for a leader may have lasted long enough
             now = time.monotonic()
             step, config = self.core.oldest_step, self._config
@@ -324,6 +329,13 @@ class SchedulerServer:
             self._advance()
             self._tell_load()
             self._collect_garbage(now)
+
+    def _restart_clocks(self, now: float) -> None:
+        """What is waited for has the whole time from now on."""
+        self.core.restart_step_clock(now)
+        self._readiness.step_ended(now)
+        if self._kv_asked_at is not None:
+            self._kv_asked_at = now
 
     def _collect_garbage(self, now: float) -> None:
         """Between steps a search for cycles takes as long as many steps, and finds next to nothing."""
