@@ -9,13 +9,15 @@ import pytest
 
 from octavo.common.errors import MessageGapError, ProtocolError, StaleBlockError
 from octavo.common.messages.kv import BlockCopy
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.common.messages.step import OpenSlot, RowFlag, SlotRules, StepPlan, TableDelta
+from octavo.common.messages.token_rules import TokenRules
 from octavo.worker.runner import Runner
 from support.runner_driver import NUM_BLOCKS, make_runner
 from support.simulated_workers import simulated_runner
 from support.tiny_models import VOCAB_SIZE, TinyModel
 
 GREEDY = OpenSlot(slot=0, sequence_id=1, seeds=(1,), temperature=0.0, top_p=1.0, top_k=0, num_logprobs=None)
+BIASED, FOREIGN = TokenRules(logit_bias=((5, 1.0),)), TokenRules(logit_bias=((VOCAB_SIZE, 1.0),))
 FED = RowFlag.SAMPLE | RowFlag.FED_BY_LAST_SAMPLE
 
 PREFILL = StepPlan(
@@ -52,6 +54,13 @@ def runner(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> 
         replace(PREFILL, opened_slots=[replace(GREEDY, top_p=0.0)]),
         replace(PREFILL, opened_slots=[replace(GREEDY, top_k=-1)]),
         replace(PREFILL, opened_slots=[replace(GREEDY, num_logprobs=VOCAB_SIZE + 1)]),
+        replace(
+            PREFILL,
+            opened_slots=[replace(GREEDY, rules=SlotRules(FOREIGN, (), (), ()))],
+        ),
+        replace(PREFILL, opened_slots=[replace(GREEDY, rules=SlotRules(TokenRules(min_p=float("nan")), (), (), ()))]),
+        replace(PREFILL, opened_slots=[replace(GREEDY, rules=SlotRules(BIASED, (10, VOCAB_SIZE), (), ()))]),
+        replace(PREFILL, opened_slots=[replace(GREEDY, rules=SlotRules(BIASED, (), (), (-1,)))]),
         replace(PREFILL, closed_slots=[0]),
         replace(PREFILL, table_deltas=[TableDelta(1, 0, (5,), (3,))]),
         replace(PREFILL, table_deltas=[TableDelta(4, 0, (5,), (3,))]),

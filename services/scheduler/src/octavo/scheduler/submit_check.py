@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from octavo.common.errors import InvalidRequestError, PromptTooLongError, TokenOutOfRangeError
 from octavo.common.messages.generation import ModelInfo, SamplingParams, Submit
@@ -18,9 +19,8 @@ def check_submit(submit: Submit, num_shared_tokens: int, model: ModelInfo, max_n
     num_prompt_tokens = num_shared_tokens + len(prompt)
     if not num_prompt_tokens:
         raise InvalidRequestError("the prompt has no tokens")
-    if prompt and (min(prompt) < 0 or max(prompt) >= model.vocab_size):
-        place = next(place for place, token_id in enumerate(prompt) if not 0 <= token_id < model.vocab_size)
-        raise TokenOutOfRangeError(f"prompt token {place} is {prompt[place]}; ids end at {model.vocab_size - 1}")
+    _check_ids("prompt token", prompt, model)
+    _check_ids("stop token", params.stop_token_ids, model)
     if not 1 <= params.n <= max_num_choices:
         raise InvalidRequestError(f"n is {params.n}; 1 to {max_num_choices} are served")
     if submit.weight < 1:
@@ -61,8 +61,13 @@ def _check_resumed(submit: Submit, model: ModelInfo) -> None:
         output = choice.output_token_ids
         if not 1 <= len(output) < params.max_tokens:
             raise InvalidRequestError(f"choice {choice.choice_index} goes on after {len(output)} tokens")
-        if min(output) < 0 or max(output) >= model.vocab_size:
-            raise TokenOutOfRangeError(f"output of choice {choice.choice_index}; ids end at {model.vocab_size - 1}")
+        _check_ids(f"output of choice {choice.choice_index}: token", output, model)
+
+
+def _check_ids(what: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
+        place = next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
+        raise TokenOutOfRangeError(f"{what} {place} is {token_ids[place]}; ids end at {model.vocab_size - 1}")
 
 
 def _check_rules(rules: TokenRules, params: SamplingParams, model: ModelInfo) -> None:
