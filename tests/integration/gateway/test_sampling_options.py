@@ -12,11 +12,62 @@ from octavo.common.messages.token_rules import TokenRules
 from support.running_gateway import EOS_ID, MAX_MODEL_LEN, RunningGateway, ids_of, running_gateway, says
 
 CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "xyz"}]
 
 
 async def params_of(gateway: RunningGateway, **options: Any) -> SamplingParams:
     await gateway.complete(prompt="x", **options)
     return gateway.scheduler.submits[-1].params
+
+
+SHARED_OPTIONS: dict[str, Any] = {
+    "n": 2,
+    "best_of": 2,
+    "use_beam_search": True,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"7": 3},
+    "prompt_logprobs": 1,
+    "stop": [" fox"],
+    "include_stop_str_in_output": True,
+    "stop_token_ids": ids_of(" fox"),
+    "min_tokens": 3,
+    "ignore_eos": True,
+    "bad_words": ["fox"],
+    "allowed_token_ids": [5, 6],
+    "seed": 3,
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 1,
+    "priority": 3,
+    "cache_salt": "s",
+}
+"""Each at a value that changes something."""
+
+
+@pytest.mark.parametrize("name", SHARED_OPTIONS)
+async def test_an_option_does_the_same_on_both_routes(name: str) -> None:
+    given = {"stop": [" fox"]} if name == "include_stop_str_in_output" else {}
+    text = "<|im_start|>a" if name == "skip_special_tokens" else "the fox jumps"
+    outcomes = []
+    async with running_gateway(says(text)) as gateway:
+        for options in (given, {**given, name: SHARED_OPTIONS[name]}):
+            for path, prompt in (("/v1/completions", {"prompt": "xyz"}), (CHAT, {"messages": MESSAGES})):
+                body = {"temperature": 0.0, "seed": 1, "max_tokens": 4, "stop_token_ids": [9], **prompt, **options}
+                answer = (await gateway.post(path, **body)).json()
+                submit = gateway.scheduler.submits[-1]
+                texts = [choice.get("text") or choice["message"]["content"] for choice in answer["choices"]]
+                is_cut = len(submit.prompt_token_ids) == 1
+                outcomes.append((submit.params, submit.priority, submit.cache_salt, is_cut, texts))
+    plain_completion, plain_chat, completion, chat = outcomes
+    assert plain_completion == plain_chat
+    assert completion == chat
+    assert completion != plain_completion
 
 
 async def test_rules_are_sent_only_where_an_option_changes_something() -> None:
