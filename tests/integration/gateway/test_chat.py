@@ -141,8 +141,8 @@ async def test_counts_so_far_stand_in_every_chunk_on_request(path: str) -> None:
         alone = await gateway.chunks(path, **asked, max_tokens=6, stream_options={"continuous_usage_stats": True})
     num_prompt_tokens = NUM_PROMPT_TOKENS if path == CHAT else 2
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and len(set(counts)) > 3
-    assert counts[0] <= 2 and counts[-1] == 12
+    assert counts == sorted(counts) and len(set(counts)) > 2
+    assert counts[0] <= 4 and counts[-1] == 12
     for chunk in chunks:
         usage = chunk["usage"]
         assert usage["prompt_tokens"] == num_prompt_tokens

@@ -50,12 +50,8 @@ class EventWriter:
             self._texts[choice] = self._answer_format.texts(choice)
         return chunk
 
-    def send(self, chunk: bytes, *, more: bool = True) -> Awaitable[None]:
-        """Write it, and wait until there is room for the next."""
-        return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
-
     def _text(self, events: Events) -> bytes | None:
-        """The same for one token, where its text leaves at once and alone; None for all others."""
+        """The same of one token, if its text leaves at once and alone; else None."""
         ((choice, token),) = events
         texts = self._texts[choice]
         if texts is None or type(token) is not int:
@@ -66,6 +62,10 @@ class EventWriter:
             return None
         self._run.observe_tokens(output, 1, time.perf_counter())
         return texts.event(text)
+
+    def send(self, chunk: bytes, *, more: bool = True) -> Awaitable[None]:
+        """Write it, and wait until there is room for the next."""
+        return self._send({"type": "http.response.body", "body": chunk, "more_body": more})
 
 
 def rest_of(awaitable: Awaitable[None]) -> Awaitable[None] | None:
