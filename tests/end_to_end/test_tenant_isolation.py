@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from octavo.gateway.api_keys import KeyBook, Tenant
 from support.clusters import Cluster, ServerSettings, running_cluster
 
 NUM_TRIALS = 16
+MAX_MEASUREMENTS = 4
 PROMPT_LEN = 993
 BLOCK_SIZE = 16
 OWN_HIT = (PROMPT_LEN - 1) // BLOCK_SIZE * BLOCK_SIZE
@@ -63,28 +64,47 @@ def advantage(guessed: Sequence[float], others: Sequence[float]) -> float:
     return wins / (len(guessed) * len(others))
 
 
-def test_a_prefix_that_another_tenant_has_warmed_is_as_cold_as_any(served: Served) -> None:
-    """Chance alone puts the area beyond 0.1 or 0.9 once in 10,000 runs."""
-    drawn = random.Random(3)
-    cold: list[float] = []
-    foreign: list[float] = []
-    own: list[float] = []
+@dataclass
+class Times:
+    """Seconds to the first token."""
+
+    cold: list[float] = field(default_factory=list)
+    foreign: list[float] = field(default_factory=list)
+    """Of prompts that another tenant has sent before."""
+    own: list[float] = field(default_factory=list)
+    """Of prompts that the same tenant has sent before."""
+
+
+def measured(served: Served, drawn: random.Random) -> Times:
+    times = Times()
     for trial in range(NUM_TRIALS + 1):
         warmed, fresh = ([drawn.randrange(5, 400) for _ in range(PROMPT_LEN)] for _ in range(2))
         served.ask("alice", warmed)
         first, second = (warmed, fresh) if trial % 2 else (fresh, warmed)
-        times = {}
+        of_bob = {}
         for prompt in (first, second):
-            times[prompt is warmed], num_cached = served.ask("bob", prompt)
+            of_bob[prompt is warmed], num_cached = served.ask("bob", prompt)
             assert num_cached == 0
         own_s, num_cached = served.ask("alice", warmed)
         assert num_cached == OWN_HIT
         if trial:  # the first is slow for reasons of its own
-            foreign.append(times[True])
-            cold.append(times[False])
-            own.append(own_s)
-    assert advantage(own, cold) > 0.9, "the measure must show a warm prefix of one's own"
-    assert 0.1 < advantage(foreign, cold) < 0.9
+            times.foreign.append(of_bob[True])
+            times.cold.append(of_bob[False])
+            times.own.append(own_s)
+    return times
+
+
+def test_a_prefix_that_another_tenant_has_warmed_is_as_cold_as_any(served: Served) -> None:
+    """Chance alone puts the area beyond 0.1 or 0.9 once in 10,000 runs. Times tell something only if they show a warm
+    prefix of one's own, which other work on the machine may hide: then they are taken again."""
+    drawn = random.Random(3)
+    for _ in range(MAX_MEASUREMENTS):
+        times = measured(served, drawn)
+        if advantage(times.own, times.cold) > 0.9:
+            break
+    else:
+        pytest.fail("no measurement shows a warm prefix of one's own")
+    assert 0.1 < advantage(times.foreign, times.cold) < 0.9
 
 
 def test_a_client_salt_does_not_reach_into_another_tenant(served: Served) -> None:
