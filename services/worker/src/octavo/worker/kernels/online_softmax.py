@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 LOG2_E = math.log2(math.e)
 MIN_DIM = 16
@@ -27,6 +30,31 @@ def stages_that_fit(padded_dim: int, keys_per_tile: int, stored_bytes: int, quer
     elements = 2 * keys_per_tile * padded_dim
     converted = elements * query_bytes if stored_bytes < query_bytes else 0
     return max(1, (TILES_BYTES - converted) // (elements * stored_bytes))
+
+
+def scale_to_base_2(scale: float, soft_cap: float) -> float:
+    """What scores are multiplied by before the exponential of base 2, or before they are capped."""
+    return (scale / soft_cap if soft_cap else scale) * LOG2_E
+
+
+def launch_constants(
+    query: Tensor, cache: Tensor, soft_cap: float, keys_per_tile: int, num_stages: int
+) -> dict[str, Any]:
+    """What all kernels over a paged pool are compiled for, and as many stages of the pipeline as fit."""
+    head_dim, num_kv_heads, block_size = query.shape[2], cache.shape[2], cache.shape[3]
+    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
+    num_fitting = stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
+    return {
+        "NUM_HEADS": query.shape[1],
+        "GROUP": query.shape[1] // num_kv_heads,
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": padded_dim,
+        "KEYS": keys_per_tile,
+        "SOFT_CAP": soft_cap,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_stages": min(num_stages, num_fitting),
+    }
 
 
 @triton.jit

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from octavo.worker.kernels.decode_rows import ITEM, PREFIX_SHIFT, DecodeRows, DecodeScratch
 from octavo.worker.kernels.online_softmax import (
-    LOG2_E,
-    MIN_DIM,
     as_multiplied,
     attend_tile,
     capped_scores,
+    launch_constants,
     load_tile,
-    stages_that_fit,
+    scale_to_base_2,
 )
 from octavo.worker.kernels.overlap import begin_after_previous, launch_options
 from octavo.worker.kernels.partial_attention import after_prefix, merge_parts
@@ -320,13 +319,11 @@ def paged_decode(
     `overlaps`: see kernels.overlap.
     """
     _, num_heads, head_dim = query.shape
-    _, _, num_kv_heads, block_size, _ = cache.shape
+    num_kv_heads = cache.shape[2]
     group = num_heads // num_kv_heads
-    scores_scale = scale / soft_cap if soft_cap else scale
-    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
     query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
     keys_per_tile, num_warps, num_stages = tiling or _tiling(
-        len(rows.items) <= FEW_ITEMS, scales is not None and query.element_size() == 2 and padded_dim <= 128
+        len(rows.items) <= FEW_ITEMS, scales is not None and query.element_size() == 2 and head_dim <= 128
     )
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
@@ -348,21 +345,15 @@ def paged_decode(
         key_norm,
         0.0 if new is None else new.eps,
         query if scales is None else scales,
-        scores_scale * LOG2_E,
+        scale_to_base_2(scale, soft_cap),
         query.stride(0),
         tables.stride(0),
         cache.stride(0),
         cache.stride(1),
         cache.stride(2),
         window or 0,
-        NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
         PADDED_GROUP=max(MIN_GROUP, triton.next_power_of_2(group)),
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        KEYS=keys_per_tile,
         MERGED=MERGED_AT_ONCE,
         ITEM=ITEM,
         PREFIX_SHIFT=PREFIX_SHIFT,
@@ -372,13 +363,9 @@ def paged_decode(
         HAS_WINDOW=window is not None,
         HAS_SCALES=scales is not None,
         LARGEST=torch.finfo(cache.dtype).max,
-        SOFT_CAP=soft_cap,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         OVERLAPS=overlaps,
         num_warps=num_warps,
-        num_stages=min(
-            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
-        ),
+        **launch_constants(query, cache, soft_cap, keys_per_tile, num_stages),
         **launch_options(overlaps),
     )
 

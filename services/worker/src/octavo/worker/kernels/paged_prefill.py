@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.worker.kernels.online_softmax import (
-    LOG2_E,
-    MIN_DIM,
     as_multiplied,
     attend_keys,
+    launch_constants,
     rows_per_tile,
-    stages_that_fit,
+    scale_to_base_2,
 )
 
 
@@ -156,10 +154,7 @@ def paged_prefill(
 ) -> None:
     """Fill the rows' tokens of `out`, by the rules of `paged_decode`; a query sees positions up to its own."""
     _, num_heads, head_dim = query.shape
-    _, _, num_kv_heads, block_size, _ = cache.shape
-    group = num_heads // num_kv_heads
-    scores_scale = scale / soft_cap if soft_cap else scale
-    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
+    num_kv_heads = cache.shape[2]
     _paged_prefill_kernel[(num_kv_heads, len(rows.tile_rows))](
         query,
         cache,
@@ -172,26 +167,16 @@ def paged_prefill(
         rows.tile_rows,
         rows.tile_parts,
         query if scales is None else scales,
-        scores_scale * LOG2_E,
+        scale_to_base_2(scale, soft_cap),
         query.stride(0),
         tables.stride(0),
         cache.stride(0),
         cache.stride(1),
         cache.stride(2),
         window or 0,
-        NUM_HEADS=num_heads,
-        GROUP=group,
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        ROWS=rows_per_tile(group, head_dim),
-        KEYS=keys_per_tile,
+        ROWS=rows_per_tile(num_heads // num_kv_heads, head_dim),
         HAS_WINDOW=window is not None,
         HAS_SCALES=scales is not None,
-        SOFT_CAP=soft_cap,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
-        num_stages=min(
-            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
-        ),
+        **launch_constants(query, cache, soft_cap, keys_per_tile, num_stages),
     )

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from octavo.worker.kernels.decode_rows import TILE, PrefixScratch, PrefixTiles
 from octavo.worker.kernels.online_softmax import (
-    LOG2_E,
-    MIN_DIM,
     as_multiplied,
     attend_keys,
+    launch_constants,
     rows_per_tile,
-    stages_that_fit,
+    scale_to_base_2,
 )
 
 
@@ -131,10 +130,7 @@ def paged_prefix(
     Not for layers with a sliding window, where members see different parts of the prefix.
     """
     _, num_heads, head_dim = query.shape
-    _, _, num_kv_heads, block_size, _ = cache.shape
-    group = num_heads // num_kv_heads
-    scores_scale = scale / soft_cap if soft_cap else scale
-    padded_dim = max(MIN_DIM, triton.next_power_of_2(head_dim))
+    num_kv_heads = cache.shape[2]
     if query.dtype == torch.float32:
         keys_per_tile = min(keys_per_tile, 16)  # no matrix units: each product is unrolled, a large tile for minutes
     _paged_prefix_kernel[(num_kv_heads, len(tiles.tiles))](
@@ -148,25 +144,15 @@ def paged_prefix(
         scratch.total,
         scratch.largest.shape[1],
         query if scales is None else scales,
-        scores_scale * LOG2_E,
+        scale_to_base_2(scale, soft_cap),
         query.stride(0),
         tables.stride(0),
         cache.stride(0),
         cache.stride(1),
         cache.stride(2),
-        NUM_HEADS=num_heads,
-        GROUP=group,
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        ROWS=rows_per_tile(group, head_dim),
-        KEYS=keys_per_tile,
+        ROWS=rows_per_tile(num_heads // num_kv_heads, head_dim),
         TILE=TILE,
         HAS_SCALES=scales is not None,
-        SOFT_CAP=soft_cap,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=num_warps,
-        num_stages=min(
-            num_stages, stages_that_fit(padded_dim, keys_per_tile, cache.element_size(), query.element_size())
-        ),
+        **launch_constants(query, cache, soft_cap, keys_per_tile, num_stages),
     )
