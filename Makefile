@@ -91,6 +91,14 @@ $(BIN)/helm: deploy/helm/helm.txt | $(VENV_DONE)
 	@rm -f $@
 	@$(BIN)/python deploy/helm/fetch_helm.py $@
 
+$(PACKAGES_DONE): $(VENV_DONE) constraints.txt $(MEMBERS:%=%/pyproject.toml) $(PROTOS)
+$(DEV_DONE): $(PACKAGES_DONE) requirements-dev.txt
+
+# Whoever holds the lock looks again at what is to be done: of two calls at once one installs, and the other waits for it.
+ifndef HAS_LOCK
+$(VENV_DONE) $(PACKAGES_DONE) $(DEV_DONE):
+	@flock .venv.lock $(MAKE) --no-print-directory HAS_LOCK=1 $@
+else
 $(VENV_DONE):
 	@echo '==> making a virtual environment in $(VENV)'
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -100,12 +108,13 @@ $(VENV_DONE):
 	@$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(PACKAGES_DONE): $(VENV_DONE) constraints.txt $(MEMBERS:%=%/pyproject.toml) $(PROTOS)
+$(PACKAGES_DONE):
 	@echo '==> installing the services and what they need into $(VENV); the first time takes some minutes'
 	$(PIP) $(EDITABLE) || { echo 'If pip found no package index: the README, under "Run it", tells how to name one' >&2; exit 1; }
 	@touch $@
 
-$(DEV_DONE): $(PACKAGES_DONE) requirements-dev.txt
+$(DEV_DONE):
 	@echo '==> installing the tools for tests and lint'
 	$(PIP) --quiet -r requirements-dev.txt
 	@touch $@
+endif
