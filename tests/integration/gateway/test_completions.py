@@ -88,7 +88,10 @@ async def test_choice_of_a_list_of_prompts_is_found_by_its_index() -> None:
     async with running_gateway(one_text_per_prompt) as gateway:
         for first in range(10, 40, 3):
             prompts = [[first], [first + 1], [first + 2]]
-            answer = await gateway.complete(prompt=prompts, n=2, temperature=0, max_tokens=60)
+            answer = await gateway.complete(prompt=prompts, n=2, temperature=0, max_tokens=60, return_token_ids=True)
+            assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [
+                p for p in prompts for _ in range(2)
+            ]
             assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4, 5]
             ends = [choice["text"].rpartition(" ")[2] for choice in answer["choices"]]
             assert ends == [f"p{first + prompt}c{choice}" for prompt in range(3) for choice in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -147,26 +146,3 @@ def single_row_product(
         **launch_options(overlaps),
     )
     return out
-
-
-def single_row_product_plain(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    *,
-    add_to: Tensor | None = None,
-    is_gated: bool = False,
-) -> Tensor:
-    """The same in plain torch, in float32 until the end; `add_to` is left as it is."""
-    wide = x.float()
-    if norm is not None:
-        wide = torch.nn.functional.rms_norm(wide, (x.shape[1],), norm.float(), eps)
-    result = torch.nn.functional.linear(wide, weight.float(), None if bias is None else bias.float())
-    if is_gated:
-        first, second = result.chunk(2, -1)
-        result = torch.nn.functional.silu(first) * second
-    if add_to is not None:
-        result = result + add_to.float()
-    return result.to(x.dtype)
