@@ -17,23 +17,25 @@ import torch
 import workloads
 
 from octavo.common.links import Address
-from octavo.common.messages.step import OpenSlot, RowFlag, StepPlan, TableDelta
+from octavo.common.messages.step import OpenSlot, RowFlag, SharingGroup, StepPlan, TableDelta
 from octavo.worker.config import WorkerConfig
 from octavo.worker.loading import load_core
 from octavo.worker.runner import Runner
 
 BLOCK_SIZE = 16
 CASES = (
-    (1, 200, 0),
-    (64, 200, 0),
-    (256, 400, 0),
-    (1000, 400, 0),
-    (0, 0, 128),
-    (16, 200, 200),
-    (16, 200, 500),
-    (64, 200, 200),
+    (1, 200, 0, 0),
+    (64, 200, 0, 0),
+    (256, 400, 0, 0),
+    (1000, 400, 0, 0),
+    (500, 1652, 0, 1488),
+    (0, 0, 128, 0),
+    (16, 200, 200, 0),
+    (16, 200, 500, 0),
+    (64, 200, 200, 0),
 )
-"""(decode rows, tokens of their context, tokens of one prompt that is computed beside them)."""
+"""(decode rows, tokens of their context, tokens of one prompt that is computed beside them, leading tokens of the
+contexts that all rows share)."""
 NUM_STEPS = 6
 
 
@@ -50,23 +52,28 @@ def main() -> None:
             max_model_len=20480,
         )
         runner = load_core(config, lambda progress: None).runner
-    for num_rows, context, num_prompt in CASES:
-        step = steps_of(runner, num_rows, context, num_prompt)
-        print(f"\n{num_rows} rows of {context} tokens, a prompt of {num_prompt}: ", end="")
+    for num_rows, context, num_prompt, num_shared in CASES:
+        step = steps_of(runner, num_rows, context, num_prompt, num_shared)
+        print(f"\n{num_rows} rows of {context} tokens, {num_shared} shared, a prompt of {num_prompt}: ", end="")
         profile(runner, step)
         runner.reset()
 
 
-def steps_of(runner: Runner, num_rows: int, context: int, num_prompt: int) -> Callable[[int], StepPlan]:
+def steps_of(
+    runner: Runner, num_rows: int, context: int, num_prompt: int, num_shared: int
+) -> Callable[[int], StepPlan]:
     """Fills the slots, and returns what makes the plan of a step, given its number; the prompt is always the same."""
-    per_row = -(-(context + 4 * NUM_STEPS) // BLOCK_SIZE)
-    tables = [
-        TableDelta(slot, 0, tuple(range(slot * per_row, (slot + 1) * per_row)), (0,) * per_row)
-        for slot in range(num_rows)
-    ]
+    shared = tuple(range(num_shared // BLOCK_SIZE))
+    num_blocks = -(-(context + 4 * NUM_STEPS) // BLOCK_SIZE)
+    own = num_blocks - len(shared)
+    tables = []
+    for slot in range(num_rows):
+        first = len(shared) + slot * own
+        tables.append(TableDelta(slot, 0, (*shared, *range(first, first + own)), (0,) * num_blocks))
+    groups = [SharingGroup(tuple(range(num_rows)), len(shared))] if shared else []
     slots, lengths = list(range(num_rows)), [1] * num_rows
     if num_prompt:
-        first, count = num_rows * per_row, -(-num_prompt // BLOCK_SIZE)
+        first, count = len(shared) + num_rows * own, -(-num_prompt // BLOCK_SIZE)
         tables.append(TableDelta(num_rows, 0, tuple(range(first, first + count)), (0,) * count))
         slots.append(num_rows)
         lengths.append(num_prompt)
@@ -81,6 +88,7 @@ def steps_of(runner: Runner, num_rows: int, context: int, num_prompt: int) -> Ca
             lengths=lengths,
             flags=[RowFlag.SAMPLE] * len(slots),
             token_ids=list(range(sum(lengths))),
+            groups=groups,
         )
 
     return plan
