@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from compose_project import PROJECT, Docker, Front, Stream, why_unanswered
+from compose_project import PROJECT, Docker, Front, Load, Stream, why_unanswered
 from drill_report import Report, expect, until
 from drilled_prometheus import Prometheus
 from secured_drill import SecuredDrill
@@ -236,6 +236,26 @@ class Drill:
             found.append(f"the answer is the undisturbed one; longest pause {stream.longest_pause_s:.2f} s")
             until(lambda: self.docker.is_healthy(container), 60, "the KV manager is healthy again")
 
+    def replaced_under_load(self) -> None:
+        with self.report.check("worker, kvmanager and scheduler are replaced under load") as found:
+            for service in ("worker", "kvmanager", "scheduler"):
+                before = self.docker.only(service)
+                load = Load(self.front, 3)
+                self.docker.up("--no-deps", "--force-recreate", "--wait", service)
+                found.append(f"{service}: {load.finish()}")
+                expect(self.docker.only(service) != before, f"{service} is the container that it was")
+
+    def gateways_replaced_under_load(self) -> None:
+        with self.report.check("both gateways are replaced under load") as found:
+            old = set(self.docker.containers("gateway"))
+            self.docker.environment["OCTAVO_ADMIN_KEY"] = "makes the gateways' settings other ones"
+            load = Load(self.front, 3)
+            self.docker.up("--no-deps", "--no-recreate", "--scale", "gateway=4", "--wait", "gateway")
+            self.docker.up("--no-deps", "--scale", "gateway=2", "gateway")
+            found.append(load.finish())
+            new = self.docker.containers("gateway")
+            expect(len(new) == 2 and not old & set(new), "not two new gateways are left")
+
     def responses_are_shared(self) -> None:
         with self.report.check("a stored response is found by both gateways") as found:
             both = self.docker.containers("gateway")
@@ -326,6 +346,8 @@ class Drill:
                     self.gateway_dies()
                     self.worker_is_cut_off()
                     self.kvmanager_hangs()
+                    self.replaced_under_load()
+                    self.gateways_replaced_under_load()
                     self.responses_are_shared()
                     self.redis_is_stopped()
                     self.prometheus_scrapes()

@@ -38,7 +38,7 @@ class Docker:
     def __init__(self, overlays: Sequence[str] = ()) -> None:
         """`overlays`: names of deploy/compose.NAME.yml, which may change later."""
         self.port, self.tls_port, self.prometheus_port = free_port(), free_port(), free_port()
-        self._environment = {
+        self.environment = {
             **os.environ,
             "OCTAVO_PUBLISH": f"127.0.0.1:{self.port}",
             "OCTAVO_PUBLISH_TLS": f"127.0.0.1:{self.tls_port}",
@@ -79,7 +79,7 @@ class Docker:
 
     def _run(self, command: list[str], timeout_s: float) -> str:
         finished = subprocess.run(
-            command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=timeout_s
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout_s
         )
         if finished.returncode:
             raise subprocess.CalledProcessError(finished.returncode, command, finished.stdout, finished.stderr)
@@ -223,6 +223,33 @@ class Stream(threading.Thread):
     @property
     def longest_pause_s(self) -> float:
         return max((b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)), default=0.0)
+
+
+class Load:
+    """Clients that ask one after another, until they are told to finish."""
+
+    def __init__(self, front: Front, num_clients: int) -> None:
+        self._front, self._is_over = front, threading.Event()
+        self._streams: list[Stream] = []
+        self._clients = [threading.Thread(target=self._ask, daemon=True) for _ in range(num_clients)]
+        for client in self._clients:
+            client.start()
+
+    def _ask(self) -> None:
+        while not self._is_over.is_set():
+            stream = Stream(self._front, 16)
+            self._streams.append(stream)
+            stream.join()
+
+    def finish(self) -> str:
+        """What came of it. Raises CheckFailedError if a request failed."""
+        self._is_over.set()
+        for client in self._clients:
+            client.join()
+        failed = [stream.error or "silence" for stream in self._streams if not stream.is_whole]
+        expect(not failed, f"{len(failed)} of {len(self._streams)} requests failed, one with {failed[:1]}")
+        longest = max(stream.longest_pause_s for stream in self._streams)
+        return f"{len(self._streams)} requests, none failed, longest pause {longest:.1f} s"
 
 
 def why_unanswered(front: Front) -> str:

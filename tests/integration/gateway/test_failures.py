@@ -192,6 +192,19 @@ async def test_stop_lets_open_streams_end() -> None:
             await gateway.serving
 
 
+async def test_a_stop_is_told_to_balancers_before_requests_are_refused() -> None:
+    async with running_gateway(says("the fox"), drain_delay_s=1.0) as gateway:
+        began = asyncio.get_running_loop().time()
+        gateway.stop.request()
+        await eventually(lambda: bool(gateway.client.why_not_ready))
+        ready = await gateway.http.get("/health/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "the server is shutting down")
+        assert (await gateway.post(COMPLETIONS, prompt="x")).status_code == 200
+        async with asyncio.timeout(10):
+            await gateway.serving
+        assert asyncio.get_running_loop().time() - began >= 1.0
+
+
 async def test_stop_cuts_what_outlives_the_grace_with_an_error_event() -> None:
     async with running_gateway(says("the fox " * 9, pauses_after=3), drain_grace_s=0.2) as gateway:
         stream = asyncio.create_task(gateway.chunks(COMPLETIONS, **LONG))

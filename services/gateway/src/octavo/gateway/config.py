@@ -70,6 +70,10 @@ class GatewayConfig(ServiceConfig):
     tls_client_ca: Path | None = None
     """PEM file with the authorities of which clients must have a certificate; unset: they need none."""
 
+    drain_delay_s: float = Field(default=0.0, ge=0)
+    """Seconds after SIGTERM for which /health/ready fails while requests are still taken, so that a load balancer goes
+    elsewhere before they are refused. Comes before `drain_grace_s`."""
+
     cors_origins: Annotated[list[str], NoDecode, BeforeValidator(split_list)] = Field(default=[])
     """Origins whose scripts may call this server, separated by commas; `*` for all."""
 

@@ -22,6 +22,7 @@ log = structlog.get_logger()
 
 _CLOSE_TIMEOUT_S = 2
 _KEEP_ALIVE_S = 75
+_FAREWELL = "the server is shutting down"
 
 
 class _Server(uvicorn.Server):
@@ -69,7 +70,8 @@ async def serve_http(
 ) -> None:
     """Serve until the stop is requested, then let open answers end.
 
-    From the stop on, readiness fails and new work gets 503. What still runs after the grace gets an error event.
+    From the stop on, readiness fails; after `drain_delay_s` new work gets 503. What still runs after the grace gets an
+    error event.
     """
     server = _Server(uvicorn_config(app, config))
     serving = asyncio.create_task(server.serve([listening]))
@@ -78,7 +80,10 @@ async def serve_http(
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        client.refuse_new_work("the server is shutting down")
+        if stopping.done():
+            client.say_farewell(_FAREWELL)
+            await asyncio.sleep(config.drain_delay_s)
+        client.refuse_new_work(_FAREWELL)
         await client.drain(config.drain_grace_s)
     finally:
         stopping.cancel()

@@ -72,7 +72,7 @@ class WorkerGroups:
         self._router = Router(settings.routing)
         self._owners: OrderedDict[str, tuple[str, int]] = OrderedDict()
         """By request: the pool of the scheduler that has it or had it, and its epoch."""
-        self._refusal = ""
+        self._farewell, self._refusal = "", ""
         self._is_changed = asyncio.Event()
 
     # What the routes look at.
@@ -90,7 +90,7 @@ class WorkerGroups:
     @property
     def why_not_ready(self) -> str:
         """Empty when a group is ready, else the reason, for people."""
-        return self._refusal or self._common_reason({pool: g.client.why_not_ready for pool, g in self._groups.items()})
+        return self._farewell or self._common_reason({pool: g.client.why_not_ready for pool, g in self._groups.items()})
 
     @property
     def why_refused(self) -> str:
@@ -373,9 +373,13 @@ class WorkerGroups:
             group.tasks.append(asyncio.create_task(follower.run()))
         return group
 
+    def say_farewell(self, reason: str) -> None:
+        """Not ready from here on; what comes is still taken."""
+        self._farewell = reason
+
     def refuse_new_work(self, reason: str) -> None:
         """Not ready from here on; what runs goes on."""
-        self._refusal = reason
+        self._farewell = self._refusal = reason
         for group in self._groups.values():
             group.client.refuse_new_work(reason)
 
