@@ -146,15 +146,15 @@ def gated_product(normed: Tensor, weight: Tensor, eps: float, scratch: list[Tens
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_layers_are_put_together_as_the_usual_way_does(
-    architecture: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    architecture: str, device: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(few_rows, "Scratch", lambda *sizes: [])
     for product in (add_product, normed_product, gated_product):
         monkeypatch.setattr(few_rows, product.__name__, product)
     monkeypatch.setattr(few_rows, "rms_norm", lambda x, weight, eps, overlaps: rms_norm(x, weight, eps))
     folder = save_tiny_model(architecture, tmp_path_factory.mktemp(architecture)).folder
-    model = GpuDecoder(load_decoder(folder, torch.float32, torch.device("cpu")))
-    token_ids = torch.tensor([17, 5, 9])
+    model = GpuDecoder(load_decoder(folder, torch.float32, torch.device(device)))
+    token_ids = torch.tensor([17, 5, 9], device=device)
     expected = model.forward(token_ids, PlainAttention())
     model.few_rows = few_rows.FewRows(model.decoder)
 
@@ -162,7 +162,9 @@ def test_layers_are_put_together_as_the_usual_way_does(
 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not torch.equal(found, expected), "which is how one sees that it was run in the other way"
-    assert torch.equal(model.forward(token_ids, PlainAttention(), torch.tensor([2, 0, 2])), found[[2, 0, 2]])
+    assert torch.equal(
+        model.forward(token_ids, PlainAttention(), torch.tensor([2, 0, 2], device=device)), found[[2, 0, 2]]
+    )
 
 
 def test_without_a_hopper_nothing_is_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
