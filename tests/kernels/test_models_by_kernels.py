@@ -75,7 +75,7 @@ def test_logits_equal_those_of_transformers(
 
     torch.testing.assert_close(torch.cat(found).cpu(), tiny.logits(token_ids), atol=1e-4, rtol=0)
     some = logits(0, None, chunk, wanted=int32(NUM_PROMPT - 1, 4))
-    torch.testing.assert_close(some, found[0][[NUM_PROMPT - 1, 4]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(some, found[0][[NUM_PROMPT - 1, 4]], atol=1e-4, rtol=0)
     assert logits(0, None, chunk, wanted=int32()).shape == (0, config.vocab_size)
 
 
