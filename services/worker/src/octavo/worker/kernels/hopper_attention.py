@@ -115,23 +115,10 @@ def _weigh(scores, tile, last_seen, largest, scale, IS_MASKED: gl.constexpr):
 
 
 @gluon.jit
-def _attend_tiles(
-    query,
-    tiles,
-    barriers,
-    begin,
-    end,
-    used,
-    last_seen,
-    weights,
-    largest,
-    total,
-    mixed,
-    scale,
-    scores_layout: gl.constexpr,
-    IS_MASKED: gl.constexpr,
-):
+def _attend_tiles(asked, begin, end, sums, scores_layout: gl.constexpr, IS_MASKED: gl.constexpr):
     """The scores of each tile, and meanwhile the values of the one before."""
+    query, tiles, barriers, used, last_seen, scale = asked
+    weights, largest, total, mixed = sums
     keys, values = tiles
     keys_full, keys_free, values_full, values_free = barriers
     for tile in range(begin, end):
@@ -192,38 +179,10 @@ def _attend(given, query, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HALF: gl
         weights = gl.convert_layout(new_weights.to(query.dtype), weights_layout)
         mixed = gl.zeros([ROWS, HEAD_DIM], gl.float32, mixed_layout)
         used -= first_tile
-        weights, largest, total, mixed = _attend_tiles(
-            query,
-            tiles,
-            barriers,
-            first_tile + 1,
-            first_masked,
-            used,
-            last_seen,
-            weights,
-            largest,
-            total,
-            mixed,
-            scale,
-            scores_layout,
-            False,
-        )
-        weights, largest, total, mixed = _attend_tiles(
-            query,
-            tiles,
-            barriers,
-            first_masked,
-            end_tile,
-            used,
-            last_seen,
-            weights,
-            largest,
-            total,
-            mixed,
-            scale,
-            scores_layout,
-            True,
-        )
+        asked = (query, tiles, barriers, used, last_seen, scale)
+        sums = (weights, largest, total, mixed)
+        sums = _attend_tiles(asked, first_tile + 1, first_masked, sums, scores_layout, False)
+        weights, largest, total, mixed = _attend_tiles(asked, first_masked, end_tile, sums, scores_layout, True)
         used += end_tile
         stage = (used - 1) % STAGES
         mbarrier.wait(values_full.index(stage), (used - 1) // STAGES & 1)

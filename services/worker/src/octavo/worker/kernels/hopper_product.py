@@ -193,11 +193,7 @@ def _add_up(
 
 @gluon.jit
 def _multiply(
-    ring,
-    given,
-    partials_ptr,
-    arrivals_ptr,
-    sizes,
+    summed,
     HALF: gl.constexpr,
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -209,6 +205,7 @@ def _multiply(
     OVERLAPS: gl.constexpr,
 ):
     """What a multiplying group of warps does."""
+    ring, given, partials_ptr, arrivals_ptr, sizes = summed
     out_ptr, squares_ptr, eps = given[0], given[1], given[5]
     num_rows, in_features, out_features, num_units = sizes
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -276,46 +273,11 @@ def hopper_product_kernel(
     ring = (weights, xs, full, free)
     given = (out_ptr, squares_ptr, norm_ptr, normed_ptr, bias_ptr, eps)
     sizes = (num_rows, in_features, out_features, num_units)
+    summed = (ring, given, partials_ptr, arrivals_ptr, sizes)
     gl.warp_specialize(
         [
-            (
-                _multiply,
-                (
-                    ring,
-                    given,
-                    partials_ptr,
-                    arrivals_ptr,
-                    sizes,
-                    0,
-                    ROWS,
-                    STAGES,
-                    SPLITS,
-                    NUM_SQUARES,
-                    IS_GATED,
-                    ADDS,
-                    HAS_BIAS,
-                    OVERLAPS,
-                ),
-            ),
-            (
-                _multiply,
-                (
-                    ring,
-                    given,
-                    partials_ptr,
-                    arrivals_ptr,
-                    sizes,
-                    1,
-                    ROWS,
-                    STAGES,
-                    SPLITS,
-                    NUM_SQUARES,
-                    IS_GATED,
-                    ADDS,
-                    HAS_BIAS,
-                    OVERLAPS,
-                ),
-            ),
+            (_multiply, (summed, 0, ROWS, STAGES, SPLITS, NUM_SQUARES, IS_GATED, ADDS, HAS_BIAS, OVERLAPS)),
+            (_multiply, (summed, 1, ROWS, STAGES, SPLITS, NUM_SQUARES, IS_GATED, ADDS, HAS_BIAS, OVERLAPS)),
             (_copy, (weight, x, ring, sizes, ROWS, STAGES, SPLITS, IS_GATED, OVERLAPS)),
         ],
         [4, 1],
