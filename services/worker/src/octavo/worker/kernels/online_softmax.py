@@ -70,13 +70,11 @@ def as_multiplied(query, HAS_SCALES: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    cache_ptr,  # one layer and KV head of the pool
+    pool,  # pointer to one layer and KV head, strides of blocks and from keys to values
     block_ids,  # int32 [keys]: of the tile's positions
     keys_at,  # [keys]: positions of the tile
     first_key,  # keys before it hold nothing, used if HAS_WINDOW
     num_keys,  # keys from it on hold nothing
-    block_stride,
-    kv_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
@@ -84,6 +82,7 @@ def load_tile(
     HAS_WINDOW: tl.constexpr,
 ):
     """Keys and values, [keys, head_dim]. Those that hold nothing are not read, for they may be NaN."""
+    cache_ptr, block_stride, kv_stride = pool
     column = tl.arange(0, PADDED_DIM)
     lines = block_ids.to(tl.int64) * block_stride + keys_at % BLOCK_SIZE * HEAD_DIM  # passes 2**31 in large pools
     places = lines[:, None] + column[None, :]
@@ -117,14 +116,10 @@ def capped_scores(scores, scale, SOFT_CAP: tl.constexpr):
 @triton.jit
 def attend_tile(
     query,  # [rows, head_dim]
-    keys,  # [keys, head_dim]; e4m3 is converted to the type of queries, which is exact
-    values,
+    tile,  # keys and values [keys, head_dim]; e4m3 is converted to the type of queries, which is exact
     keys_at,  # [keys]: positions of the tile
-    last_seen,  # [rows, 1]: last position that a row sees
-    first_seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW
-    largest,  # [rows]: largest score so far
-    total,  # [rows]: sum of weights so far
-    mixed,  # [rows, head_dim]: weighted sum of values so far
+    seen,  # [rows, 1]: first position that a row sees, used if HAS_WINDOW, and last
+    sums,  # so far: largest score [rows], sum of weights [rows], weighted sum of values [rows, head_dim]
     scale,  # of scores, to base 2; before the cap if SOFT_CAP
     IS_MASKED: tl.constexpr,  # some row does not see some key
     HAS_WINDOW: tl.constexpr,
@@ -132,13 +127,15 @@ def attend_tile(
     PRECISION: tl.constexpr,
 ):
     """Scores, weights and their sums, carried on."""
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    first_seen, last_seen = seen
+    largest, total, mixed = sums
+    keys, values = tile[0].to(query.dtype), tile[1].to(query.dtype)
     scores, factor = capped_scores(tl.dot(query, tl.trans(keys), input_precision=PRECISION), scale, SOFT_CAP)
     if IS_MASKED:
-        seen = keys_at[None, :] <= last_seen
+        is_seen = keys_at[None, :] <= last_seen
         if HAS_WINDOW:
-            seen = seen & (keys_at[None, :] >= first_seen)
-        scores = tl.where(seen, scores, float("-inf"))
+            is_seen = is_seen & (keys_at[None, :] >= first_seen)
+        scores = tl.where(is_seen, scores, float("-inf"))
     largest_now = tl.maximum(largest, tl.max(scores, 1) * factor)
     reference = largest_now
     if IS_MASKED:  # a row that has seen no key yet keeps -inf; -inf - -inf would be NaN
@@ -154,20 +151,15 @@ def attend_tile(
 @triton.jit
 def attend_keys(
     query,  # [rows, head_dim]
-    cache_ptr,  # one layer and KV head of the pool
+    pool,  # see load_tile
     table_ptr,  # int32: blocks of the sequence
     begin,
     whole_until,  # tiles up to it are seen whole by every row
     end,
-    last_seen,
-    first_seen,
+    seen,  # see attend_tile
     first_key,
-    largest,
-    total,
-    mixed,
+    sums,
     scale,
-    block_stride,
-    kv_stride,
     KEYS: tl.constexpr,  # of a tile
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -177,6 +169,7 @@ def attend_keys(
     PRECISION: tl.constexpr,
 ):
     """All tiles from `begin` to `end`, for many rows: see `attend_tile`."""
+    largest, total, mixed = sums
     if not HAS_WINDOW:
         keys_at = begin + tl.arange(0, KEYS)
         block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
@@ -185,35 +178,11 @@ def attend_keys(
             # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
             next_at = keys_at + KEYS
             next_block_ids = tl.load(table_ptr + next_at // BLOCK_SIZE, mask=next_at < end, other=0)
-            keys, values = load_tile(
-                cache_ptr,
-                block_ids,
-                keys_at,
-                first_key,
-                end,
-                block_stride,
-                kv_stride,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                False,
-                HAS_WINDOW,
+            tile = load_tile(
+                pool, block_ids, keys_at, first_key, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, False, HAS_WINDOW
             )
             largest, total, mixed = attend_tile(
-                query,
-                keys,
-                values,
-                keys_at,
-                last_seen,
-                first_seen,
-                largest,
-                total,
-                mixed,
-                scale,
-                False,
-                HAS_WINDOW,
-                SOFT_CAP,
-                PRECISION,
+                query, tile, keys_at, seen, (largest, total, mixed), scale, False, HAS_WINDOW, SOFT_CAP, PRECISION
             )
             block_ids = next_block_ids
     for start in tl.range(whole_until, end, KEYS):
@@ -221,34 +190,9 @@ def attend_keys(
         is_there = keys_at < end
         if HAS_WINDOW:
             is_there = is_there & (keys_at >= first_key)
-        keys, values = load_tile(
-            cache_ptr,
-            tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0),
-            keys_at,
-            first_key,
-            end,
-            block_stride,
-            kv_stride,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            PADDED_DIM,
-            True,
-            HAS_WINDOW,
-        )
+        there = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=is_there, other=0)
+        tile = load_tile(pool, there, keys_at, first_key, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW)
         largest, total, mixed = attend_tile(
-            query,
-            keys,
-            values,
-            keys_at,
-            last_seen,
-            first_seen,
-            largest,
-            total,
-            mixed,
-            scale,
-            True,
-            HAS_WINDOW,
-            SOFT_CAP,
-            PRECISION,
+            query, tile, keys_at, seen, (largest, total, mixed), scale, True, HAS_WINDOW, SOFT_CAP, PRECISION
         )
     return largest, total, mixed

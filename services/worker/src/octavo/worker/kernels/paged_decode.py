@@ -118,25 +118,14 @@ def _paged_decode_kernel(
     end = tl.where(num_parts > 0, end, 0)
     last_seen = tl.full([PADDED_GROUP, 1], 0, tl.int32) + end - 1
     heads_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
+    pool = (heads_ptr, block_stride, kv_stride)
+    seen = (first_seen, last_seen)
     table_ptr = tables_ptr + slot * table_stride
     keys_at = begin + tl.arange(0, KEYS)
     block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
     if STORES:
         # What earlier steps stored is on its way before the kernel waits for the one that computed the heads.
-        keys, values = load_tile(
-            heads_ptr,
-            block_ids,
-            keys_at,
-            first_seen,
-            end,
-            block_stride,
-            kv_stride,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            PADDED_DIM,
-            True,
-            HAS_WINDOW,
-        )
+        tile = load_tile(pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW)
         next_keys_at = keys_at + KEYS
         block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
         cos, sin = cos_sin_at(cos_sin_ptr, seq_len - 1, num_parts > 0, HEAD_DIM, PADDED_DIM)
@@ -180,20 +169,7 @@ def _paged_decode_kernel(
             total += tl.where(is_last, 1.0, 0.0)
             mixed += tl.where(is_last, new_value.to(tl.float32), 0.0)
             largest, total, mixed = attend_tile(
-                query,
-                keys,
-                values,
-                keys_at,
-                last_seen,
-                first_seen,
-                largest,
-                total,
-                mixed,
-                scale,
-                True,
-                HAS_WINDOW,
-                SOFT_CAP,
-                PRECISION,
+                query, tile, keys_at, seen, (largest, total, mixed), scale, True, HAS_WINDOW, SOFT_CAP, PRECISION
             )
             begin += KEYS
         else:
@@ -213,40 +189,16 @@ def _paged_decode_kernel(
                     PADDED_DIM,
                     PREFIX_SHIFT,
                 )
-        for tile in tl.range(begin, end, KEYS):
+        for start in tl.range(begin, end, KEYS):
             # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
-            keys_at = tile + tl.arange(0, KEYS)
+            keys_at = start + tl.arange(0, KEYS)
             next_keys_at = keys_at + KEYS
             next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
-            keys, values = load_tile(
-                heads_ptr,
-                block_ids,
-                keys_at,
-                first_seen,
-                end,
-                block_stride,
-                kv_stride,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                True,
-                HAS_WINDOW,
+            tile = load_tile(
+                pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW
             )
             largest, total, mixed = attend_tile(
-                query,
-                keys,
-                values,
-                keys_at,
-                last_seen,
-                first_seen,
-                largest,
-                total,
-                mixed,
-                scale,
-                True,
-                HAS_WINDOW,
-                SOFT_CAP,
-                PRECISION,
+                query, tile, keys_at, seen, (largest, total, mixed), scale, True, HAS_WINDOW, SOFT_CAP, PRECISION
             )
             block_ids = next_block_ids
 
