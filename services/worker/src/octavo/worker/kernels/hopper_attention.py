@@ -7,7 +7,8 @@ While one group weighs its scores, the matrix units work for the other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import structlog
 import torch
@@ -281,12 +282,25 @@ def describe_cache(cache: Tensor) -> tuple[TensorDescriptor, int, int]:
     return describe(cache, num_lines, block_size), block_lines, cache.stride(1) // head_dim
 
 
-def compiles(warmup: Callable[[], object], kernel: str) -> bool:
-    """Whether the installed Triton compiles a kernel; a line in the log if not."""
+def compiles(
+    kernel: Any, name: str, pointers: Sequence[torch.dtype], num_heads: int, num_kv_heads: int, block_size: int
+) -> bool:
+    """Whether the installed Triton compiles a kernel for these types, queries first; a line in the log if not."""
     try:
-        warmup()
+        kernel.warmup(
+            describe(MockTensor(pointers[0]), block_size, block_size),
+            *pointers,
+            1,
+            1.0,
+            *[HEAD_DIM.value] * 4,
+            NUM_HEADS=num_heads,
+            GROUP=num_heads // num_kv_heads,
+            BLOCK_SIZE=block_size,
+            num_warps=4,
+            grid=(1,),
+        )
     except Exception as error:  # the ways in which a changed compiler refuses a program have no type in common
-        log.warning("attention without Gluon", kernel=kernel, triton=triton.__version__, error=repr(error))
+        log.warning("attention without Gluon", kernel=name, triton=triton.__version__, error=repr(error))
         return False
     return True
 

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.runtime.jit import MockTensor
 
 from octavo.worker.kernels.hopper_attention import (
     attend_all,
     compiles,
     computes,
-    describe,
     describe_cache,
     num_multiprocessors,
 )
-from octavo.worker.kernels.hopper_copies import HEAD_DIM
 from octavo.worker.kernels.online_softmax import LOG2_E
 from octavo.worker.kernels.paged_prefill import PrefillRows
 
@@ -109,22 +106,5 @@ def hopper_prefill(
 
 @functools.cache
 def _compiles(dtype: torch.dtype, num_heads: int, num_kv_heads: int, block_size: int) -> bool:
-    pool = describe(MockTensor(dtype), block_size, block_size)
     pointers = [dtype, dtype, *[torch.int32] * 7]
-    strides = [HEAD_DIM.value] * 4
-
-    def warmup() -> None:
-        _hopper_prefill_kernel.warmup(
-            pool,
-            *pointers,
-            1,
-            1.0,
-            *strides,
-            NUM_HEADS=num_heads,
-            GROUP=num_heads // num_kv_heads,
-            BLOCK_SIZE=block_size,
-            num_warps=4,
-            grid=(1,),
-        )
-
-    return compiles(warmup, "hopper_prefill")
+    return compiles(_hopper_prefill_kernel, "hopper_prefill", pointers, num_heads, num_kv_heads, block_size)

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.runtime.jit import MockTensor
 
 from octavo.worker.kernels.decode_rows import PrefixScratch, PrefixTiles
 from octavo.worker.kernels.hopper_attention import (
     attend_all,
     compiles,
     computes,
-    describe,
     describe_cache,
     num_multiprocessors,
 )
-from octavo.worker.kernels.hopper_copies import HEAD_DIM, TILE
+from octavo.worker.kernels.hopper_copies import TILE
 from octavo.worker.kernels.online_softmax import LOG2_E
 
 
@@ -103,22 +101,5 @@ def hopper_prefix(
 
 @functools.cache
 def _compiles(dtype: torch.dtype, num_heads: int, num_kv_heads: int, block_size: int) -> bool:
-    pool = describe(MockTensor(dtype), block_size, block_size)
     pointers = [dtype, *[torch.float32] * 3, *[torch.int32] * 3]
-    strides = [HEAD_DIM.value] * 4
-
-    def warmup() -> None:
-        _hopper_prefix_kernel.warmup(
-            pool,
-            *pointers,
-            1,
-            1.0,
-            *strides,
-            NUM_HEADS=num_heads,
-            GROUP=num_heads // num_kv_heads,
-            BLOCK_SIZE=block_size,
-            num_warps=4,
-            grid=(1,),
-        )
-
-    return compiles(warmup, "hopper_prefix")
+    return compiles(_hopper_prefix_kernel, "hopper_prefix", pointers, num_heads, num_kv_heads, block_size)
