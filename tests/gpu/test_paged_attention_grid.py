@@ -26,7 +26,7 @@ ROWS: dict[str, list[tuple[int, int]]] = {
     "long": [(33_000, 1), (5, 1)],
     "chunks": [(0, 33), (100, 128), (1000, 1), (0, 2), (513, 300)],
     "mixed": [(700, 1), (0, 1), (31, 17), (2000, 1), (64, 64)],
-    "many": [(index % 300, 1) for index in range(700)],
+    "many": [(index % 300, 1) for index in range(1024)],
 }
 
 
