@@ -14,17 +14,28 @@ def items_of(seq_lens: list[int], num_spare: int, prefixes: list[Prefix] | None 
     return [(one[0], one[2], one[3], one[5], one[6]) for one in made.tolist()]
 
 
-def test_short_contexts_stay_whole() -> None:
-    assert items_of([200, 1, 256], num_spare=16) == [(0, 0, 200, 0, 1), (1, 0, 1, 0, 1), (2, 0, 256, 0, 1)]
+def test_short_contexts_stay_whole_and_the_longest_come_last() -> None:
+    assert items_of([200, 1, 384, 200], num_spare=16) == [
+        (1, 0, 1, 0, 1),
+        (0, 0, 200, 0, 1),
+        (3, 0, 200, 0, 1),
+        (2, 0, 384, 0, 1),
+    ]
 
 
 def test_a_long_context_is_cut_into_parts_that_are_neighbours() -> None:
     assert items_of([600, 100], num_spare=16) == [
+        (1, 0, 100, 0, 1),
         (0, 0, 256, 0, 3),
         (0, 256, 512, 1, 3),
         (0, 512, 600, 2, 3),
-        (1, 0, 100, 0, 1),
     ]
+
+
+def test_parts_of_several_rows_may_be_smaller() -> None:
+    items = items_of([1, 385, 1, 1, 1], num_spare=16)
+
+    assert items[4:] == [(1, 0, 128, 0, 4), (1, 128, 256, 1, 4), (1, 256, 384, 2, 4), (1, 384, 385, 3, 4)]
 
 
 def test_there_are_never_more_items_than_rows_and_spares() -> None:
@@ -35,7 +46,7 @@ def test_there_are_never_more_items_than_rows_and_spares() -> None:
 def test_rows_that_share_a_prefix_keep_what_comes_after_it() -> None:
     items = items_of([700, 90, 650], num_spare=16, prefixes=[Prefix([0, 2], 640)])
 
-    assert items == [(0, 640, 700, 0, 1), (1, 0, 90, 0, 1), (2, 640, 650, 0, 1)]
+    assert items == [(2, 640, 650, 0, 1), (0, 640, 700, 0, 1), (1, 0, 90, 0, 1)]
 
 
 def test_prefixes_that_save_little_give_way_when_tiles_are_few() -> None:

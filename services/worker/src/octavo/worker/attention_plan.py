@@ -9,8 +9,11 @@ import numpy as np
 
 from octavo.worker.attention import Int64Array
 
-MIN_PART = 256
-"""Tokens of context below which a part is not worth a program of its own."""
+WHOLE_PART = 384
+"""Tokens of context up to which a row is not cut: to merge its parts would take longer than to read it."""
+MIN_PART = 128
+"""Tokens of the smallest part of a row that is cut; with up to FEW_ROWS rows FEW_MIN_PART, for programs as large."""
+FEW_MIN_PART = 256
 SPARE_PROGRAMS = 512
 """Programs, of items times KV heads, that long contexts may add to a launch; about four for each multiprocessor."""
 FEW_ROWS = 4
@@ -48,20 +51,24 @@ def decode_items(
 ) -> Int64Array:
     """[num_items, 8], at most one per row and `num_spare` more: see kernels.decode_rows.DecodeRows.
 
-    Contexts, without what is left to a shared prefix, are cut into parts of one length.
+    Contexts, without what is left to a shared prefix, stay whole or are cut into parts of one length. The longest are
+    last, with which the kernel begins: one that began when the others end would keep the GPU waiting.
     """
     starts = np.zeros_like(seq_lens) if prefixes is None else prefixes.lens
     own_lens = seq_lens - starts
-    part_len = max(MIN_PART, -(-int(own_lens.sum()) // (num_spare * MIN_PART)) * MIN_PART)
-    num_parts = -(-own_lens // part_len)
-    rows = np.repeat(np.arange(len(seq_lens)), num_parts)
-    parts = np.arange(len(rows)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    min_part = FEW_MIN_PART if len(seq_lens) <= FEW_ROWS else MIN_PART
+    part_len = max(min_part, -(-int(own_lens.sum()) // (num_spare * min_part)) * min_part)
+    num_parts = np.where(own_lens <= WHOLE_PART, 1, -(-own_lens // part_len))
+    order = np.argsort(own_lens, kind="stable")
+    parts_in_order = num_parts[order]
+    rows = np.repeat(order, parts_in_order)
+    parts = np.arange(len(rows)) - np.repeat(np.cumsum(parts_in_order) - parts_in_order, parts_in_order)
     begins = starts[rows] + parts * part_len
     items = np.zeros((len(rows), 8), dtype=np.int64)
     items[:, 0] = tokens[rows]
     items[:, 1] = slots[rows]
     items[:, 2] = begins
-    items[:, 3] = np.minimum(begins + part_len, seq_lens[rows])
+    items[:, 3] = np.where(parts == num_parts[rows] - 1, seq_lens[rows], begins + part_len)
     items[:, 4] = seq_lens[rows]
     items[:, 5] = parts
     items[:, 6] = num_parts[rows]

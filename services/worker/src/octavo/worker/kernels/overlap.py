@@ -21,12 +21,25 @@ def launch_options(overlaps: bool) -> dict[str, bool]:
 
 
 @triton.jit
-def begin_after_previous(OVERLAPS: tl.constexpr):
-    """To be called before the first load of what earlier kernels wrote and before the first store.
+def let_next_begin(OVERLAPS: tl.constexpr):
+    """The next kernel may start once every program has called this or ended."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
 
-    Returns once the kernel before this one has ended, with all before it, and lets the next one start. Every program
-    of a kernel that is launched with `launch_pdl` has to call it: then the end of one means the end of all before.
+
+@triton.jit
+def wait_for_previous(OVERLAPS: tl.constexpr):
+    """To be called before the first load of what the kernel before wrote and before the first store.
+
+    Returns once that kernel has ended, with all before it. Some program of every kernel that is launched with
+    `launch_pdl` has to call it: then the end of one means the end of all before.
     """
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def begin_after_previous(OVERLAPS: tl.constexpr):
+    """`wait_for_previous`, then `let_next_begin`."""
+    wait_for_previous(OVERLAPS)
+    let_next_begin(OVERLAPS)

@@ -33,9 +33,16 @@ MERGED_AT_ONCE = 16
 FEW_ITEMS = 48
 """Items up to which a program alone must hide the latency of memory."""
 Tiling = tuple[int, int, int]
-"""Keys of a turn, warps, stages of the pipeline. docs/kernels.md has the measurements that chose these."""
-FEW_TILING, MANY_TILING = (64, 4, 3), (32, 2, 4)
-FEW_E4M3_TILING, MANY_E4M3_TILING = (128, 4, 3), (64, 2, 4)
+"""Keys of a turn, warps, turns whose keys and values are on their way. docs/kernels.md has the measurements that chose
+these."""
+FEW_TILING, TILING = (64, 4, 2), (32, 1, 2)
+DEEP_TURNS = 3
+DEEP_ITEMS = range(97, 513)
+"""Numbers of items whose programs have DEEP_TURNS on their way. With fewer, more of them fit beside each other and all
+begin at once; with more, it is their number that keeps the memory busy."""
+WIDE_TILING = (32, 2, 3)
+"""For queries of 32 bits, larger heads and larger groups, for which one warp has no registers."""
+FEW_E4M3_TILING, E4M3_TILING = (128, 4, 2), (64, 2, 3)
 """For queries of 16 bits over a pool of e4m3, with heads of up to 128."""
 
 
@@ -92,9 +99,9 @@ def _paged_decode_kernel(
 
     Grid: (NUM_KV_HEADS, num_items).
     """
-    if not STORES:
-        begin_after_previous(OVERLAPS)
-    item = tl.program_id(1)
+    turn = tl.program_id(1)
+    # Last are the longest items and the padding: the ones are to begin early, the others to make room early.
+    item = turn if STORES else tl.num_programs(1) - 1 - turn
     kv_head = tl.program_id(0)
     token = tl.load(items_ptr + item * ITEM).to(tl.int64)
     slot = tl.load(items_ptr + item * ITEM + 1).to(tl.int64)
@@ -121,15 +128,14 @@ def _paged_decode_kernel(
     pool = (heads_ptr, block_stride, kv_stride)
     seen = (first_seen, last_seen)
     table_ptr = tables_ptr + slot * table_stride
-    keys_at = begin + tl.arange(0, KEYS)
-    block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
     if STORES:
         # What earlier steps stored is on its way before the kernel waits for the one that computed the heads.
+        keys_at = begin + tl.arange(0, KEYS)
+        block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
         tile = load_tile(pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW)
-        next_keys_at = keys_at + KEYS
-        block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
         cos, sin = cos_sin_at(cos_sin_ptr, seq_len - 1, num_parts > 0, HEAD_DIM, PADDED_DIM)
         place = tl.load(slot_mapping_ptr + token, mask=num_parts > 0, other=0)
+    if (num_parts > 0) | (turn == 0):  # padding does not wait, but some program has to: see kernels.overlap
         begin_after_previous(OVERLAPS)
     if num_parts > 0:
         largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
@@ -190,17 +196,14 @@ def _paged_decode_kernel(
                     PREFIX_SHIFT,
                 )
         for start in tl.range(begin, end, KEYS):
-            # The next tile's blocks are looked up a tile ahead: two dependent loads a turn would not overlap.
             keys_at = start + tl.arange(0, KEYS)
-            next_keys_at = keys_at + KEYS
-            next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
+            block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
             tile = load_tile(
                 pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW
             )
             largest, total, mixed = attend_tile(
                 query, tile, keys_at, seen, (largest, total, mixed), scale, True, HAS_WINDOW, SOFT_CAP, PRECISION
             )
-            block_ids = next_block_ids
 
         out_at = token * NUM_HEADS * HEAD_DIM
         if num_parts == 1:
@@ -270,13 +273,13 @@ def paged_decode(
     on from a prefix.
     `overlaps`: see kernels.overlap.
     """
-    _, num_heads, head_dim = query.shape
-    num_kv_heads = cache.shape[2]
+    num_heads, num_kv_heads = query.shape[1], cache.shape[2]
     group = num_heads // num_kv_heads
     query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
-    keys_per_tile, num_warps, num_stages = tiling or _tiling(
-        len(rows.items) <= FEW_ITEMS, scales is not None and query.element_size() == 2 and head_dim <= 128
-    )
+    keys_per_tile, num_warps, num_turns = tiling or _tiling(len(rows.items), query, group, converts=scales is not None)
+    constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns)
+    # Triton looks the blocks of a turn up in one half of the stages, and copies its keys and values in the other.
+    constants["num_stages"] = 2 * constants["num_stages"] + 1
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
         cache,
@@ -317,12 +320,17 @@ def paged_decode(
         LARGEST=torch.finfo(cache.dtype).max,
         OVERLAPS=overlaps,
         num_warps=num_warps,
-        **launch_constants(query, cache, soft_cap, keys_per_tile, num_stages),
+        **constants,
         **launch_options(overlaps),
     )
 
 
-def _tiling(is_few: bool, converts_e4m3: bool) -> Tiling:
-    if converts_e4m3:
-        return FEW_E4M3_TILING if is_few else MANY_E4M3_TILING
-    return FEW_TILING if is_few else MANY_TILING
+def _tiling(num_items: int, query: Tensor, group: int, *, converts: bool) -> Tiling:
+    is_few = num_items <= FEW_ITEMS
+    if converts and query.element_size() == 2 and query.shape[2] <= 128:
+        return FEW_E4M3_TILING if is_few else E4M3_TILING
+    if is_few:
+        return FEW_TILING
+    if query.element_size() > 2 or query.shape[2] > 128 or group > MIN_GROUP:
+        return WIDE_TILING
+    return (*TILING[:2], DEEP_TURNS) if num_items in DEEP_ITEMS else TILING

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.worker.kernels.overlap import begin_after_previous, launch_options
+from octavo.worker.kernels.overlap import launch_options, let_next_begin, wait_for_previous
 
 HEADS_PER_PROGRAM = 8
 
@@ -38,14 +38,18 @@ def _store_kv_kernel(
     OVERLAPS: tl.constexpr,
 ):
     """Queries are turned in place. Grid: (num_tokens, blocks of heads)."""
-    begin_after_previous(OVERLAPS)
+    let_next_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    pair = tl.arange(0, HALF)
+    in_head = pair < HEAD_DIM // 2
+    is_turned = in_head & (slot >= 0)
+    cos = tl.load(cos_sin_ptr + position * HEAD_DIM + pair, mask=is_turned, other=1.0)[None, :]
+    sin = tl.load(cos_sin_ptr + position * HEAD_DIM + HEAD_DIM // 2 + pair, mask=is_turned, other=0.0)[None, :]
+    wait_for_previous(OVERLAPS)
     if slot >= 0:
-        position = tl.load(positions_ptr + token).to(tl.int64)
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-        pair = tl.arange(0, HALF)
-        in_head = pair < HEAD_DIM // 2
         inside = (head[:, None] < NUM_HEADS + 2 * NUM_KV_HEADS) & in_head[None, :]
         is_query = head < NUM_HEADS
         is_value = head >= NUM_HEADS + NUM_KV_HEADS
@@ -64,8 +68,6 @@ def _store_kv_kernel(
             weight_y = tl.where(is_query[:, None], query_weight_y, key_weight_y)
             x = ((x * scale[:, None]).to(weight_x.dtype) * weight_x).to(tl.float32)
             y = ((y * scale[:, None]).to(weight_y.dtype) * weight_y).to(tl.float32)
-        cos = tl.load(cos_sin_ptr + position * HEAD_DIM + pair, mask=in_head, other=1.0)[None, :]
-        sin = tl.load(cos_sin_ptr + position * HEAD_DIM + HEAD_DIM // 2 + pair, mask=in_head, other=0.0)[None, :]
         turned_first = tl.where(is_value[:, None], first, (x * cos - y * sin).to(first.dtype))
         turned_second = tl.where(is_value[:, None], second, (y * cos + x * sin).to(first.dtype))
 
