@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import workloads
 from gpu_timing import Limits, measure_limits, time_us
 from torch import Tensor
 
@@ -34,9 +35,19 @@ from octavo.worker.models.scaled_linear import ScaledLinear
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 DEVICE = "cuda"
+
+
+def w1_after(num_steps: int) -> list[int]:
+    """Contexts of the requests of W1 that run on after so many tokens each."""
+    return [len(prompt) + num_steps for prompt, num_output in workloads.chat_like() if num_output > num_steps]
+
+
 DECODES = {
     "1 x 200": [200],
+    "16 x 400": [400] * 16,
+    "32 x 300": [300] * 32,
     "64 x 200": [200] * 64,
+    "128 x 300": [300] * 128,
     "32 x 16k": [16384] * 32,
     "1 x 1k": [1024],
     "1 x 4k": [4096],
@@ -46,6 +57,7 @@ DECODES = {
     "256 x 1k": [1024] * 256,
     "256 x 4k": [4096] * 256,
     "1000 x 300": [300] * 1000,
+    **{f"W1 after {steps} tokens": w1_after(steps) for steps in (1, 100, 200, 300, 400, 514, 700, 900)},
     "64 mixed, longest 8k": np.random.default_rng(0).lognormal(7.0, 0.9, 64).clip(16, 8192).astype(int).tolist(),
 }
 PREFILLS = {

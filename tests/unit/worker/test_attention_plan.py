@@ -32,10 +32,12 @@ def test_a_long_context_is_cut_into_parts_that_are_neighbours() -> None:
     ]
 
 
-def test_parts_of_several_rows_may_be_smaller() -> None:
+def test_parts_of_several_rows_are_smaller_while_all_fit_on_the_gpu_at_once() -> None:
     items = items_of([1, 385, 1, 1, 1], num_spare=16)
-
     assert items[4:] == [(1, 0, 128, 0, 4), (1, 128, 256, 1, 4), (1, 256, 384, 2, 4), (1, 384, 385, 3, 4)]
+
+    items = items_of([1, 385] + 13 * [1], num_spare=16)
+    assert items[14:] == [(1, 0, 256, 0, 2), (1, 256, 385, 1, 2)]
 
 
 def test_there_are_never_more_items_than_rows_and_spares() -> None:

@@ -11,9 +11,10 @@ from octavo.worker.attention import Int64Array
 
 WHOLE_PART = 384
 """Tokens of context up to which a row is not cut: to merge its parts would take longer than to read it."""
-MIN_PART = 128
-"""Tokens of the smallest part of a row that is cut; with up to FEW_ROWS rows FEW_MIN_PART, for programs as large."""
-FEW_MIN_PART = 256
+MIN_PART = 256
+"""Tokens of context below which a part is not worth a program of its own."""
+MIN_FINE_PART = 128
+"""The same while all items fit on the GPU at once, for more than FEW_ROWS rows, whose programs are smaller."""
 SPARE_PROGRAMS = 512
 """Programs, of items times KV heads, that long contexts may add to a launch; about four for each multiprocessor."""
 FEW_ROWS = 4
@@ -56,9 +57,9 @@ def decode_items(
     """
     starts = np.zeros_like(seq_lens) if prefixes is None else prefixes.lens
     own_lens = seq_lens - starts
-    min_part = FEW_MIN_PART if len(seq_lens) <= FEW_ROWS else MIN_PART
-    part_len = max(min_part, -(-int(own_lens.sum()) // (num_spare * min_part)) * min_part)
-    num_parts = np.where(own_lens <= WHOLE_PART, 1, -(-own_lens // part_len))
+    part_len, num_parts = _cut_rows(own_lens, num_spare, MIN_FINE_PART)
+    if len(seq_lens) <= FEW_ROWS or num_parts.sum() > num_spare:
+        part_len, num_parts = _cut_rows(own_lens, num_spare, MIN_PART)
     order = np.argsort(own_lens, kind="stable")
     parts_in_order = num_parts[order]
     rows = np.repeat(order, parts_in_order)
@@ -75,6 +76,12 @@ def decode_items(
     if prefixes is not None:
         items[:, 7] = prefixes.codes[rows]
     return items
+
+
+def _cut_rows(own_lens: Int64Array, num_spare: int, min_part: int) -> tuple[int, Int64Array]:
+    """Tokens of a part, and the parts of each row."""
+    part_len = max(min_part, -(-int(own_lens.sum()) // (num_spare * min_part)) * min_part)
+    return part_len, np.where(own_lens <= WHOLE_PART, 1, -(-own_lens // part_len))
 
 
 def cut_prefixes(

@@ -32,14 +32,12 @@ MERGED_AT_ONCE = 16
 """Partial results that one load fetches."""
 FEW_ITEMS = 48
 """Items up to which a program alone must hide the latency of memory."""
+MANY_ITEMS = 512
+"""Items beyond which their number does, so that more programs beside each other are better than larger ones."""
 Tiling = tuple[int, int, int]
 """Keys of a turn, warps, turns whose keys and values are on their way. docs/kernels.md has the measurements that chose
 these."""
-FEW_TILING, TILING = (64, 4, 2), (32, 1, 2)
-DEEP_TURNS = 3
-DEEP_ITEMS = range(97, 513)
-"""Numbers of items whose programs have DEEP_TURNS on their way. With fewer, more of them fit beside each other and all
-begin at once; with more, it is their number that keeps the memory busy."""
+FEW_TILING, TILING, MANY_TILING = (64, 4, 2), (32, 1, 3), (32, 1, 2)
 WIDE_TILING = (32, 2, 3)
 """For queries of 32 bits, larger heads and larger groups, for which one warp has no registers."""
 FEW_E4M3_TILING, E4M3_TILING = (128, 4, 2), (64, 2, 3)
@@ -333,4 +331,4 @@ def _tiling(num_items: int, query: Tensor, group: int, *, converts: bool) -> Til
         return FEW_TILING
     if query.element_size() > 2 or query.shape[2] > 128 or group > MIN_GROUP:
         return WIDE_TILING
-    return (*TILING[:2], DEEP_TURNS) if num_items in DEEP_ITEMS else TILING
+    return MANY_TILING if num_items > MANY_ITEMS else TILING
