@@ -348,9 +348,5 @@ def _prepare(model: str | None, screen: Screen, simulated: str | None = None) ->
         raise typer.Exit(1) from None
 
 
-def main() -> None:
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    app()
