@@ -131,9 +131,12 @@ def _paged_decode_kernel(
         keys_at = begin + tl.arange(0, KEYS)
         block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
         tile = load_tile(pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW)
+        next_keys_at = keys_at + KEYS
+        block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
         cos, sin = cos_sin_at(cos_sin_ptr, seq_len - 1, num_parts > 0, HEAD_DIM, PADDED_DIM)
         place = tl.load(slot_mapping_ptr + token, mask=num_parts > 0, other=0)
-    if (num_parts > 0) | (turn == 0):  # padding does not wait, but some program has to: see kernels.overlap
+        begin_after_previous(OVERLAPS)
+    elif (num_parts > 0) | (turn == 0):  # padding does not wait, but some program has to: see kernels.overlap
         begin_after_previous(OVERLAPS)
     if num_parts > 0:
         largest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
@@ -195,13 +198,19 @@ def _paged_decode_kernel(
                 )
         for start in tl.range(begin, end, KEYS):
             keys_at = start + tl.arange(0, KEYS)
-            block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
+            if STORES:  # the first turn's blocks were looked up before the wait, so each turn does so for the next
+                next_keys_at = keys_at + KEYS
+                next_block_ids = tl.load(table_ptr + next_keys_at // BLOCK_SIZE, mask=next_keys_at < end, other=0)
+            else:
+                block_ids = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=keys_at < end, other=0)
             tile = load_tile(
                 pool, block_ids, keys_at, first_seen, end, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, True, HAS_WINDOW
             )
             largest, total, mixed = attend_tile(
                 query, tile, keys_at, seen, (largest, total, mixed), scale, True, HAS_WINDOW, SOFT_CAP, PRECISION
             )
+            if STORES:
+                block_ids = next_block_ids
 
         out_at = token * NUM_HEADS * HEAD_DIM
         if num_parts == 1:
@@ -276,8 +285,9 @@ def paged_decode(
     query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
     keys_per_tile, num_warps, num_turns = tiling or _tiling(len(rows.items), query, group, converts=scales is not None)
     constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns)
-    # Triton looks the blocks of a turn up in one half of the stages, and copies its keys and values in the other.
-    constants["num_stages"] = 2 * constants["num_stages"] + 1
+    # A turn's keys and values are copied in one stage for each turn on their way; if its blocks are looked up in the
+    # same turn, Triton does that in as many stages before.
+    constants["num_stages"] = constants["num_stages"] * (1 if new is not None else 2) + 1
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
         cache,
