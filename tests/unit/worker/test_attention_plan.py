@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.worker.attention_plan import Prefix, cut_prefixes, cut_queries, decode_items
 
@@ -43,6 +47,21 @@ def test_parts_of_several_rows_are_smaller_while_all_fit_on_the_gpu_at_once() ->
 def test_there_are_never_more_items_than_rows_and_spares() -> None:
     for num_spare in (1, 16, 64):
         assert len(items_of([131_072, 1, 5_000, 300] * 5, num_spare)) <= 20 + num_spare
+
+
+@given(lens=st.lists(st.integers(1, 5_000), min_size=1, max_size=80), num_spare=st.integers(1, 80))
+def test_items_of_a_row_make_up_its_context_and_shorter_rows_come_first(lens: list[int], num_spare: int) -> None:
+    items = items_of(lens, num_spare)
+
+    rows = [row for row, *_ in items]
+    assert [lens[row] for row in rows] == sorted(lens[row] for row in rows)
+    for row, length in enumerate(lens):
+        parts = [(begin, end, part, count) for one, begin, end, part, count in items if one == row]
+        assert [(part, count) for *_, part, count in parts] == [(part, len(parts)) for part in range(len(parts))]
+        assert parts[0][0] == 0 and parts[-1][1] == length
+        assert all(earlier[1] == later[0] for earlier, later in pairwise(parts))
+        assert all(begin < end for begin, end, *_ in parts)
+    assert len(items) <= len(lens) + num_spare
 
 
 def test_rows_that_share_a_prefix_keep_what_comes_after_it() -> None:
