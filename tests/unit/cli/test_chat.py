@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -88,6 +89,15 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do() -> None:
     assert "no server answers at http://127.0.0.1:1. Start one with octavo serve" in result.stderr
 
 
+@pytest.fixture
+def heeds_control_c() -> Iterator[None]:
+    """Whoever started the tests may have Ctrl-C ignored."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("heeds_control_c")
 def test_control_c_stops_the_answer_and_not_the_chat() -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -6,8 +6,10 @@ import signal
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # else whoever started it wants Ctrl-C ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from octavo.cli.main import app
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, handler)
     app()
