@@ -1,12 +1,13 @@
 """Measures a GPU worker under the real scheduler and KV manager, all in one process (the local transport).
 
     python benchmarks/gpu_engine.py [L1 L64 W1 W2 W3 S256] [--set NAME=VALUE ...] [--ask-for N] [--no-check]
+        [--figures FILE]
 
 The model has the shape of Llama-3.1-8B and random weights. Everything is submitted at time 0. S256 is steady decode:
 what lies between the first token of the last of 256 requests and the end of the first. `--set` gives options of `octavo
 serve`, for example `--set prefix_cache=false`. `--ask-for`: max_tokens of every request, whose client leaves after the
 tokens that the workload says, as those do who cannot know the length of an answer. Eight requests of each workload are
-compared with the torch backend afterwards (gpu_check.py).
+compared with the torch backend afterwards (gpu_check.py), and each workload with what bounds it (gpu_limits.py).
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gpu_check
+import gpu_limits
 import uvloop
 import workloads
+from gpu_timing import Limits
 from workloads import WORKLOADS, Workload
 
 from octavo.cli.local_cluster import LocalCluster
@@ -122,7 +125,7 @@ class Client:
 
 
 async def measure(
-    names: list[str], options: ServeOptions, folder: Path, ask_for: int | None
+    names: list[str], options: ServeOptions, folder: Path, ask_for: int | None, limits: Limits, figures: Path | None
 ) -> dict[str, list[dict[str, list[int]]]]:
     """Run and report the workloads. Returns the requests that are to be checked of each."""
     started = time.perf_counter()
@@ -141,7 +144,9 @@ async def measure(
     checked = {}
     for name in names:
         requests, facts = await run(cluster, client, link, WORKLOADS[name]())
-        report(name, requests, facts)
+        for figure in report(name, requests, facts, limits):
+            print(f"     {figure}", flush=True)
+            figure.append_to(figures)
         some = [requests[index] for index in gpu_check.chosen(len(requests))]
         checked[name] = [{"prompt": one.prompt, "output": one.token_ids} for one in some]
     stop.request()
@@ -182,7 +187,7 @@ async def run(
     return requests, facts
 
 
-def report(name: str, requests: list[Progress], facts: dict[str, float]) -> None:
+def report(name: str, requests: list[Progress], facts: dict[str, float], limits: Limits) -> Iterator[gpu_limits.Figure]:
     assert all(len(request.token_ids) == request.num_output for request in requests), "an output has the wrong length"
     assert all(token >= 0 for request in requests for token in request.token_ids), "logits were not finite"
     num_tokens = sum(request.num_output for request in requests)
@@ -202,6 +207,8 @@ def report(name: str, requests: list[Progress], facts: dict[str, float]) -> None
     )
     stalls = [f"{cause} {1000 * facts[cause]:.1f} ms" for cause in STALL_CAUSES if facts[cause]]
     print(f"     {facts['num_preemptions']:.0f} preemptions, stalls: {', '.join(stalls) or 'none'}", flush=True)
+    workload = [(request.prompt, request.num_output) for request in requests]
+    yield gpu_limits.figure_of(name, statistics.median(tpot_ms), num_tokens / seconds, workload, limits)
     if facts.get("steady_steps"):
         busy, idle, steps = facts["steady_busy_s"], facts["steady_idle_s"], facts["steady_steps"]
         print(
@@ -211,6 +218,7 @@ def report(name: str, requests: list[Progress], facts: dict[str, float]) -> None
             f"{1e6 * facts['steady_stall_s'] / steps:.0f} us",
             flush=True,
         )
+        yield gpu_limits.Figure(f"{name} GPU idle", 100 * idle / (busy + idle), "%", busy / (busy + idle))
 
 
 def main() -> None:
@@ -219,6 +227,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--ask-for", type=int, help="max_tokens of every request")
     parser.add_argument("--no-check", action="store_true", help="without the comparison with torch")
+    parser.add_argument("--figures", type=Path, help="file to append what gpu_figures.py reads")
     parser.add_argument("--answers", type=Path, help="only measure, and leave what is to be checked in this file")
     parser.add_argument("--model", type=Path, help="a folder with config.json; default: the shape of Llama-3.1-8B")
     arguments = parser.parse_args()
@@ -231,7 +240,9 @@ def main() -> None:
         model = arguments.model or Path(folder)
         if arguments.answers is not None or arguments.no_check:
             options = ServeOptions(**settings)
-            checked = uvloop.run(measure(arguments.names, options, model, arguments.ask_for))
+            limits = gpu_limits.measure_elsewhere()
+            measuring = measure(arguments.names, options, model, arguments.ask_for, limits, arguments.figures)
+            checked = uvloop.run(measuring)
             if arguments.answers is not None:
                 arguments.answers.write_text(json.dumps(checked), encoding="utf-8")
             return

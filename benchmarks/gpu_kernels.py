@@ -1,6 +1,6 @@
 """Times the attention kernels on a GPU against the limits measured in the same run.
 
-    python benchmarks/gpu_kernels.py [--sweep] [--fp8]
+    python benchmarks/gpu_kernels.py [--sweep] [--fp8] [--figures FILE]
 
 Shape of Llama-3.1-8B: 32 query heads, 8 KV heads, head size 128, blocks of 16, bfloat16, random blocks. `--sweep` tries
 the tilings among which the defaults were chosen.
@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import workloads
+from gpu_limits import Figure
 from gpu_timing import Limits, measure_limits, time_us
 from torch import Tensor
 
@@ -178,15 +180,18 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
     return us, 4 * seen * NUM_HEADS * HEAD_DIM
 
 
-def print_decodes(limits: Limits, tiling: tuple[int, int, int] | None = None) -> None:
+def print_decodes(limits: Limits, tiling: tuple[int, int, int] | None = None, figures: Path | None = None) -> None:
     for name, seq_lens in DECODES.items():
         us = time_decode(seq_lens, tiling)
         moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * Pool.dtype.itemsize
         share = moved / us * 1e6 / limits.copy_bytes_per_s
         print(f"decode   {tiling or ''!s:16} {name:22} {us:9.1f} us   {share:5.2f} of the copy rate", flush=True)
+        Figure(f"decode attention {name}", us, "us", share).append_to(figures)
 
 
-def print_prefills(limits: Limits, tiling: tuple[int, int, int, int] | None = None) -> None:
+def print_prefills(
+    limits: Limits, tiling: tuple[int, int, int, int] | None = None, figures: Path | None = None
+) -> None:
     for name, chunks in PREFILLS.items():
         us, flop = time_prefill(chunks, tiling)
         rate = flop / us * 1e6
@@ -194,6 +199,7 @@ def print_prefills(limits: Limits, tiling: tuple[int, int, int, int] | None = No
         print(
             f"prefill  {tiling or ''!s:16} {name:22} {us:9.1f} us   {rate / 1e12:5.0f} TFLOP/s  {share:5.2f} of matmul"
         )
+        Figure(f"prefill attention {name}", rate / 1e12, "TFLOP/s", share).append_to(figures)
 
 
 def time_linear(name: str, num_rows: int, tiling: LinearTiling | Literal["library"] | None) -> float:
@@ -292,6 +298,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--kinds", nargs="*", default=["decode", "linear", "prefill"], help="what to sweep")
     parser.add_argument("--fp8", action="store_true", help="keys, values and weights of e4m3")
+    parser.add_argument("--figures", type=Path, help="file to append what gpu_figures.py reads")
     parser.add_argument("--compile", type=int)
     arguments = parser.parse_args()
     if arguments.fp8:
@@ -305,8 +312,8 @@ def main() -> None:
         compile_sweep(arguments.kinds, arguments.fp8)
         sweep(limits, arguments.kinds)
     else:
-        print_decodes(limits)
-        print_prefills(limits)
+        print_decodes(limits, figures=arguments.figures)
+        print_prefills(limits, figures=arguments.figures)
         if arguments.fp8:
             for num_rows in (1, 64, 256, 1024):
                 print_scaled_linears(num_rows)

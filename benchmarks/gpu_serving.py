@@ -1,11 +1,12 @@
 """Measures the whole of Octavo on a GPU: HTTP in, four processes, streamed tokens out.
 
-    python benchmarks/gpu_serving.py [L1 L64 W1 W2 W3 RATE8 RATE16 RATE32]
+    python benchmarks/gpu_serving.py [L1 L64 W1 W2 W3 RATE8 RATE16 RATE32] [--figures FILE]
 
 The model has the shape of Llama-3.1-8B and random weights; prompts are token ids. L1 to W3 are all sent at time 0;
 RATEn sends requests of W1's kind as a Poisson process of n per second for about 10 seconds. S256 are 256 requests of
 one length: its TPOT is that of steady decode. Of eight requests of each it is asked how long the scheduler had them
-before their first token, and they are compared with the torch backend afterwards (gpu_check.py).
+before their first token, and they are compared with the torch backend afterwards (gpu_check.py). All but RATEn are
+held against what bounds them at the rates measured before (gpu_limits.py).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_check
+import gpu_limits
 import numpy as np
 import uvloop
 import workloads
+from gpu_timing import Limits
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from workloads import WORKLOADS, Workload
@@ -156,7 +159,9 @@ async def send(workload: Workload, rate: float | None) -> tuple[list[Answer], fl
     return answers, time.perf_counter() - started
 
 
-async def measure(names: list[str], server: subprocess.Popen[bytes]) -> dict[str, list[dict[str, list[int]]]]:
+async def measure(
+    names: list[str], server: subprocess.Popen[bytes], limits: Limits, figures: Path | None
+) -> dict[str, list[dict[str, list[int]]]]:
     """Send and report the workloads. Returns the requests that are to be checked of each."""
     await wait_until_ready(server)
     await send(workloads.equal_lengths(8, prompt=300, output=20, seed=77), None)
@@ -170,6 +175,12 @@ async def measure(names: list[str], server: subprocess.Popen[bytes]) -> dict[str
             rate, requests = None, WORKLOADS[name]()
         answers, seconds = await send(requests, rate)
         report(name, answers, seconds)
+        if rate is None:
+            tpot_ms = 1000 * statistics.median(answer.tpot_s for answer in answers)
+            rate_reached = sum(answer.num_tokens for answer in answers) / seconds
+            figure = gpu_limits.figure_of(name, tpot_ms, rate_reached, requests, limits)
+            print(f"       {figure}", flush=True)
+            figure.append_to(figures)
         chosen = gpu_check.chosen(len(requests))
         inside_s = [await scheduler_ttft_s(answers[index].response_id) for index in chosen]
         outside_s = [answers[index].ttft_s - inside for index, inside in zip(chosen, inside_s, strict=True)]
@@ -226,14 +237,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[*WORKLOADS, "RATE8", "RATE16", "RATE32"], metavar="NAME")
     parser.add_argument("--serve", type=Path, help="only serve the model in this folder")
     parser.add_argument("--no-check", action="store_true", help="without the comparison with torch")
+    parser.add_argument("--figures", type=Path, help="file to append what gpu_figures.py reads")
     arguments = parser.parse_args()
     if arguments.serve is not None:
         raise SystemExit(serve(arguments.serve))
+    limits = gpu_limits.measure_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         server = subprocess.Popen([sys.executable, __file__, "--serve", folder])
         try:
-            checked = uvloop.run(measure(arguments.names, server))
+            checked = uvloop.run(measure(arguments.names, server, limits, arguments.figures))
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(20)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: checks, then measures. Tables and logs go to $OUT (default: ./gpu-results).
-# Usage: benchmarks/gpu_session.sh [probe|tests|system|kernels|sweep|linears|latency|engine|profile|serve|copies|l1|
+# Usage: benchmarks/gpu_session.sh [probe|tests|system|figures|kernels|sweep|linears|latency|engine|profile|serve|copies|l1|
 #            steady|baselines|loading|fp8|power|stash|reference]...
 # `stash` keeps the pieces of SmolLM2 in .smol/ for `reference`, which wants all of them (or a folder in OCTAVO_TEST_MODEL).
 # ENGINE_ARGS, SERVE_ARGS and TEST_ARGS are passed on, for example SERVE_ARGS="L1 W1 --no-check".
@@ -80,6 +80,7 @@ for part in "${@:-kernels}"; do
             ;;
         tests) OMP_NUM_THREADS=2 timed tests "$PYTHON" -m pytest -q -n 8 --dist worksteal -p no:cacheprovider -p no:benchmark ${TEST_ARGS:-} --ignore tests/gpu/test_gpu_serving.py tests/gpu tests/kernels ;;
         system) timed system "$PYTHON" -m pytest -q -rs -p no:cacheprovider -p no:benchmark tests/gpu/test_gpu_serving.py ;;
+        figures) timed figures "$PYTHON" benchmarks/gpu_figures.py ;;
         kernels) timed kernels "$PYTHON" benchmarks/gpu_kernels.py ;;
         sweep) timed sweep "$PYTHON" benchmarks/gpu_kernels.py --sweep ;;
         engine) timed engine "$PYTHON" benchmarks/gpu_engine.py ${ENGINE_ARGS:-} ;;

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -58,3 +59,7 @@ def _time_copy_us() -> float:
         target.copy_(source)
     torch.cuda.synchronize()
     return 1000 * statistics.median(begin.elapsed_time(end) for begin, end in itertools.pairwise(events[2:]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure_limits())))

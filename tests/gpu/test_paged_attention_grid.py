@@ -18,7 +18,7 @@ AXES: dict[str, list[object]] = {
     "window": [None, 1, 100, 1024],
     "soft_cap": [0.0, 30.0],
     "fp8_kv": [False, True],
-    "rows": ["lone", "decodes", "long", "chunks", "mixed", "many"],
+    "rows": ["lone", "decodes", "long", "chunks", "mixed", "some", "many"],
 }
 ROWS: dict[str, list[tuple[int, int]]] = {
     "lone": [(0, 1)],

@@ -284,10 +284,11 @@ def paged_decode(
     group = num_heads // num_kv_heads
     query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
     keys_per_tile, num_warps, num_turns = tiling or _tiling(len(rows.items), query, group, converts=scales is not None)
-    constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns)
-    # A turn's keys and values are copied in one stage for each turn on their way; if its blocks are looked up in the
-    # same turn, Triton does that in as many stages before.
-    constants["num_stages"] = constants["num_stages"] * (1 if new is not None else 2) + 1
+    if new is None:  # a turn's blocks are looked up in that turn, which Triton does in as many stages before its copies
+        constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns)
+        constants["num_stages"] = 2 * constants["num_stages"] + 1
+    else:
+        constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns + 1)
     _paged_decode_kernel[(num_kv_heads, len(rows.items))](
         query,
         cache,
