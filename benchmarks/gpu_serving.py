@@ -41,7 +41,7 @@ from octavo.cli.serve_options import ServeOptions
 
 PORT = 8123
 RATE_SECONDS = 10
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 SLO_TTFT_S, SLO_TPOT_S = 1.0, 0.050
 
 

@@ -44,6 +44,7 @@ def make_gpu_runner(
     kv_cache.pool.fill_(torch.nan)
     runner = GpuRunner(model, kv_cache, **sizes)
     if has_graphs and model.can_capture:
+        runner.compile_steps(lambda share: None)
         runner.capture_graphs(lambda share: None)
     return runner
 

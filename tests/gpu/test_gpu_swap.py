@@ -38,6 +38,7 @@ def make_gpu_runner(folder: Path) -> Runner:
     kv_cache = KvCache(model.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32, device, NUM_HOST_BLOCKS)
     kv_cache.pool.fill_(torch.nan)
     runner = GpuRunner(model, kv_cache, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=256)
+    runner.compile_steps(lambda share: None)
     runner.capture_graphs(lambda share: None)
     return runner
 

@@ -73,5 +73,5 @@ def test_the_clock_chooses_whether_several_rows_overlap(
     monkeypatch.setattr(model, "forward", forward)
 
     assert launch_ways.choose_overlap(model) == times
-    assert seen == [False, True]
+    assert seen[-2:] == [False, True]
     assert model.overlaps is is_taken

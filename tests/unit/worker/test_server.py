@@ -27,6 +27,7 @@ from octavo.common.messages.step import (
     WorkerReply,
     WorkerRequest,
 )
+from octavo.worker.compute_thread import LoadingClock
 from octavo.worker.config import WorkerConfig
 from octavo.worker.main import new_server
 from octavo.worker.models.errors import UnknownArchitectureError
@@ -175,6 +176,15 @@ async def test_hello_that_comes_before_the_model_is_loaded_waits(tiny: MakeTiny)
         await hello
         await server.loaded
         assert server.health() == ""
+
+
+def test_a_stage_of_loading_lasts_from_its_first_word_to_the_next_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((100.0, 100.0, 102.0, 104.5, 105.0))
+    monkeypatch.setattr("octavo.worker.compute_thread.time.monotonic", lambda: next(times))
+    clock = LoadingClock()
+    for progress in ("importing torch", "loading weights 0 %", "loading weights 99 %", "running a warm-up step", ""):
+        clock.begin(progress)
+    assert clock.seconds == {"importing torch": 2.0, "loading weights": 2.5, "running a warm-up step": 0.5}
 
 
 async def test_higher_epoch_takes_over(server: WorkerServer, tiny: MakeTiny) -> None:

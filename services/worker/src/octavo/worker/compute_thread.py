@@ -9,12 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import structlog
+
 from octavo.common.messages.step import StepPlan, StepRefused, StepResult
 from octavo.worker import metrics
 
 if TYPE_CHECKING:  # these import torch, which takes seconds; the service listens before
     from octavo.worker.runner import LaunchedStep, StepSamples
     from octavo.worker.worker_core import WorkerCore
+
+log = structlog.get_logger()
 
 MAX_UINT32 = 2**32 - 1
 
@@ -58,6 +62,24 @@ class StepClock:
         return time.monotonic() - self._since if self._num_begun > self._num_ended else 0.0
 
 
+class LoadingClock:
+    """How long each stage of loading took."""
+
+    def __init__(self) -> None:
+        self._stage, self._since = "", time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def begin(self, progress: str) -> None:
+        """The same stage if it differs in its percentage only. An empty one ends the last."""
+        stage = progress.rstrip("0123456789 %")
+        if stage == self._stage:
+            return
+        now = time.monotonic()
+        if self._stage:
+            self.seconds[self._stage] = round(self.seconds.get(self._stage, 0.0) + now - self._since, 1)
+        self._stage, self._since = stage, now
+
+
 class ComputeThread:
     """Plans go in from any thread, replies come out on the compute thread."""
 
@@ -70,6 +92,7 @@ class ComputeThread:
         self._core: WorkerCore | None = None
         """Outlives the thread: to free what a core has on a GPU takes longer than `stop` may wait."""
         self.progress = "not started"
+        self._loading = LoadingClock()
         self.clock = StepClock()
 
     def start(self) -> None:
@@ -95,12 +118,14 @@ class ComputeThread:
             self.progress = f"loading failed: {error}"
             self._on_loaded(error)
             return
-        self.progress = ""
+        self._set_progress("")
+        log.info("start took", seconds=self._loading.seconds)
         self._on_loaded(None)
         self._serve(self._core)
 
     def _set_progress(self, progress: str) -> None:
         self.progress = progress
+        self._loading.begin(progress)
 
     def _serve(self, core: WorkerCore) -> None:
         waiter = ResultWaiter(core, self.clock)

@@ -15,6 +15,7 @@ from octavo.worker.gpu_batch import GpuBatch
 from octavo.worker.gpu_ruled_draws import DrawnRow, redraw
 from octavo.worker.gpu_step import PendingLogprobs, StepResults, StepWithTransfers
 from octavo.worker.grammars import Grammars
+from octavo.worker.kernels.compile_ahead import compiling_ahead
 from octavo.worker.kernels.copy_blocks import copy_blocks
 from octavo.worker.kernels.decode_rows import make_scratch
 from octavo.worker.kernels.paged_prefill import queries_per_tile
@@ -144,6 +145,13 @@ class GpuRunner(Runner):
         self._batch.close_all()
 
     @torch.inference_mode()
+    def compile_steps(self, progress: Progress) -> None:
+        """Compile and choose what `capture_graphs` records. To be called once, before it."""
+        with compiling_ahead(progress):
+            for key in self._graphs.keys:
+                self._graphs.run(self._step(key))
+
+    @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> None:
         """Record the steps. To be called once, before the first served step."""
         for index, key in enumerate(self._graphs.keys):
@@ -159,11 +167,18 @@ class GpuRunner(Runner):
     def capture_trial_graph(self, index: int) -> None:
         """Record one step, the largest for 0, to see what memory it takes."""
         key = self._graphs.keys[index]
+        with compiling_ahead():
+            self._graphs.run(self._step(key))
         self._graphs.capture(key, self._step(key))
 
     @torch.inference_mode()
     def run_largest(self) -> None:
         """The most tokens that a step may have, and draws for all slots; nothing is stored."""
+        with compiling_ahead():
+            self._run_largest()
+        self._run_largest()
+
+    def _run_largest(self) -> None:
         num_tokens, num_rows = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         padding = torch.full((num_tokens,), -1, dtype=torch.int32, device=self.model.device)
         tokens = TokenColumns(padding, padding, padding)

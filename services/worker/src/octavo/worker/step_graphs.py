@@ -65,11 +65,14 @@ class StepGraphs:
                 return key
         return None
 
-    def capture(self, key: GraphKey, step: Step) -> None:
-        """Record the step. It is run once before, so that compiling and choosing of algorithms is done."""
+    def run(self, step: Step) -> None:
+        """Run a step where it is to be recorded; once before that, so that the choosing of algorithms is done."""
         with torch.cuda.stream(self._stream):
             step()
         self._stream.synchronize()
+
+    def capture(self, key: GraphKey, step: Step) -> None:
+        """Record a step that has been run, and whose kernels are compiled."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory_pool, stream=self._stream, capture_error_mode="thread_local"):
             step()
