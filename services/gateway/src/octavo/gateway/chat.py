@@ -92,6 +92,7 @@ class ChatFormat:
         return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason), self._usage and self._usage())
 
     async def end(self, usage: dict[str, Any]) -> bytes:
+        self._usage = None  # or this and the generation would keep each other alive
         return self._frame.end(usage)
 
     def texts(self, choice: int) -> sse.TextEvents | None:

@@ -90,6 +90,7 @@ class CompletionFormat:
         return texts.event(delta.text)
 
     async def end(self, usage: dict[str, Any]) -> bytes:
+        self._usage = None  # or this and the generation would keep each other alive
         return self._frame.end(usage)
 
     def texts(self, choice: int) -> sse.TextEvents | None:

@@ -95,6 +95,7 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self._end()
+        self._parts, self._writer = [], None  # or this and they would keep each other alive
 
     def __aiter__(self) -> Generation:
         return self

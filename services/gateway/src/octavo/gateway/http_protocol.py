@@ -34,9 +34,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ends()
         self._body_ends()
-        if self.scope is not None:
-            self.scope["state"].pop("write_chunk", None)  # or this and its request would keep each other alive
         super().connection_lost(exc)
+        if self.scope is not None:
+            self.scope["state"].pop("write_chunk", None)
+        # Or this and its request would keep each other alive.
+        self.scope = self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

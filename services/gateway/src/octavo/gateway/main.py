@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import os
 import sys
 from collections.abc import Awaitable
@@ -21,6 +21,7 @@ from octavo.gateway import metrics
 from octavo.gateway.app import create_app
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.detokenization import UnsupportedDecoderError
+from octavo.gateway.garbage import collect_between_requests
 from octavo.gateway.group_setup import registry_of, worker_groups
 from octavo.gateway.http_server import listen_http, serve_http
 from octavo.gateway.tokenization import load_tokenizer
@@ -43,11 +44,12 @@ def main() -> None:
         registry = registry_of(config)
         groups = worker_groups(config, registry, connect_scheduler)
         app = create_app(config, groups, tokenizer)
-        gc.freeze()  # what lives as long as the process need not be searched again and again
+        collecting = asyncio.create_task(collect_between_requests(lambda: groups.num_open_requests))
         try:
             with operations_http(config.metrics_listen, lambda: groups.why_not_ready):
                 await serve_http(app, config, groups, listen_http(config), stop)
         finally:
+            collecting.cancel()
             await registry.close()
 
     run("gateway", config, serve)

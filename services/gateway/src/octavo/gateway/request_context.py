@@ -69,6 +69,8 @@ class RequestContextMiddleware:
             log.exception("request failed", request_id=request_id)
             if status == 0:
                 await error_response(Request(scope), report_of(error))(scope, receive, send_with_id)
+        finally:
+            del state["send_body"]  # or the request would keep itself alive
         if state.get("client_is_gone"):
             status = CLIENT_GONE_STATUS
         self._record(scope, request_id, status, time.perf_counter() - received_s)

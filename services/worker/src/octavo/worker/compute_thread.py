@@ -119,7 +119,8 @@ class ComputeThread:
             self._on_loaded(error)
             return
         self._set_progress("")
-        log.info("start took", seconds=self._loading.seconds)
+        if self._loading.seconds:
+            log.info("start took", seconds=self._loading.seconds)
         self._on_loaded(None)
         self._serve(self._core)
 

@@ -65,6 +65,7 @@ def load_gpu_runner(
     runner = _runner(config, model, sizes, max_model_len, num_blocks, kv_scales, num_host_blocks)
     log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
     if model.can_capture:
+        progress("compiling kernels 0 %")
         started = time.perf_counter()
         runner.compile_steps(lambda share: progress(f"compiling kernels {int(100 * share)} %"))
         log.info("kernels compiled", seconds=round(time.perf_counter() - started, 1))
