@@ -24,15 +24,16 @@ from gpu_limits import Figure
 from gpu_timing import Limits, measure_limits, time_us
 from torch import Tensor
 
-from octavo.worker.attention_plan import cut_queries, decode_items, spare_items
+from octavo.worker.attention_plan import FEW_ROWS, cut_queries, decode_items, spare_items
 from octavo.worker.kernels import paged_prefill as prefill_module
 from octavo.worker.kernels.decode_rows import ITEM, DecodeRows, make_scratch
 from octavo.worker.kernels.few_row_linear import TILING, add_few_row_linear
 from octavo.worker.kernels.many_queries import prefill
-from octavo.worker.kernels.paged_decode import paged_decode
+from octavo.worker.kernels.paged_decode import NewTokens, paged_decode
 from octavo.worker.kernels.paged_prefill import PrefillRows, paged_prefill
 from octavo.worker.kernels.quantize_rows import quantize_rows
 from octavo.worker.models.fp8_linear import to_rows_of_e4m3
+from octavo.worker.models.rotary import cos_sin_table
 from octavo.worker.models.scaled_linear import ScaledLinear
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -54,6 +55,7 @@ DECODES = {
     "1 x 1k": [1024],
     "1 x 4k": [4096],
     "1 x 32k": [32768],
+    "4 x 1k": [1024] * 4,
     "64 x 1k": [1024] * 64,
     "64 x 4k": [4096] * 64,
     "256 x 1k": [1024] * 256,
@@ -115,6 +117,10 @@ class Pool:
         for row, count in enumerate(counts):
             first = sum(counts[:row])
             self.tables[row, :count] = torch.from_numpy(ids[first : first + count])
+        last = torch.tensor(seq_lens) - 1
+        places = self.tables[torch.arange(len(seq_lens)), last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE
+        self.last_slots = places.to(DEVICE, torch.int64)
+        """Where each row's last token is: block_id * block_size + offset in the block."""
         self.tables = self.tables.to(DEVICE)
 
 
@@ -122,7 +128,10 @@ def column(values: object) -> Tensor:
     return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=DEVICE)
 
 
-def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_spare: int | None = None) -> float:
+def time_decode(
+    seq_lens: list[int], tiling: tuple[int, int, int] | None, num_spare: int | None = None, *, stores: bool = False
+) -> float:
+    """Microseconds of a launch, which also does the work of `store_kv` if it `stores`."""
     pool = Pool(seq_lens)
     num_rows = len(seq_lens)
     num_spare = num_spare or spare_items(num_rows, NUM_KV_HEADS)
@@ -131,8 +140,10 @@ def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_sp
     items[: len(made)] = made
     rows = DecodeRows(column(items))
     scratch = make_scratch(len(items), num_rows, num_rows, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, torch.device(DEVICE))
-    query = torch.randn((num_rows, NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
-    out = torch.empty_like(query)
+    heads = torch.randn((num_rows, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
+    query = heads[:, :NUM_HEADS] if stores else heads[:, :NUM_HEADS].contiguous()
+    out = torch.empty((num_rows, NUM_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=DEVICE)
+    new = NewTokens(cos_sin_table(None, HEAD_DIM, max(seq_lens), out.device), pool.last_slots, None, 0.0)
 
     def launch() -> None:
         for layer in range(pool.num_layers):
@@ -145,6 +156,7 @@ def time_decode(seq_lens: list[int], tiling: tuple[int, int, int] | None, num_sp
                 out,
                 scale=HEAD_DIM**-0.5,
                 scales=pool.scales,
+                new=new if stores else None,
                 tiling=tiling,
             )
 
@@ -182,11 +194,13 @@ def time_prefill(chunks: list[tuple[int, int]], tiling: tuple[int, int, int, int
 
 def print_decodes(limits: Limits, tiling: tuple[int, int, int] | None = None, figures: Path | None = None) -> None:
     for name, seq_lens in DECODES.items():
-        us = time_decode(seq_lens, tiling)
-        moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * Pool.dtype.itemsize
-        share = moved / us * 1e6 / limits.copy_bytes_per_s
-        print(f"decode   {tiling or ''!s:16} {name:22} {us:9.1f} us   {share:5.2f} of the copy rate", flush=True)
-        Figure(f"decode attention {name}", us, "us", share).append_to(figures)
+        for kind in ("", ", storing")[: 1 + (len(seq_lens) <= FEW_ROWS)]:
+            us = time_decode(seq_lens, tiling, stores=bool(kind))
+            moved = sum(seq_lens) * 2 * NUM_KV_HEADS * HEAD_DIM * Pool.dtype.itemsize
+            share = moved / us * 1e6 / limits.copy_bytes_per_s
+            label = f"decode   {tiling or ''!s:16} {name + kind:22}"
+            print(f"{label} {us:9.1f} us   {share:5.2f} of the copy rate", flush=True)
+            Figure(f"decode attention {name}{kind}", us, "us", share).append_to(figures)
 
 
 def print_prefills(

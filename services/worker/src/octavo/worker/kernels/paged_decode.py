@@ -28,8 +28,10 @@ from octavo.worker.kernels.turned_heads import cos_sin_at, turned_heads
 
 MIN_GROUP = 16
 """Rows of the smallest matrix product; query heads that share a KV head are padded to it."""
-MERGED_AT_ONCE = 16
-"""Partial results that one load fetches."""
+MOST_MERGED = 16
+"""Parts that a turn of a merge fetches, at most."""
+MERGED_NUMBERS = 128
+"""Of them in a thread's registers; half of it where a large group takes the rest."""
 FEW_ITEMS = 48
 """Items up to which a program alone must hide the latency of memory."""
 MANY_ITEMS = 512
@@ -37,8 +39,10 @@ MANY_ITEMS = 512
 Tiling = tuple[int, int, int]
 """Keys of a turn, warps, turns whose keys and values are on their way. docs/kernels.md has the measurements that chose
 these."""
-FEW_TILING, TILING, MANY_TILING = (64, 4, 2), (32, 1, 3), (32, 1, 2)
-WIDE_TILING = (32, 2, 3)
+FEW_TILING, TILING, MANY_TILING = (64, 2, 2), (32, 1, 3), (32, 1, 2)
+FEW_STORING_TILING = (64, 4, 2)
+"""With the work of `store_kv` beside it, which takes registers."""
+FEW_WIDE_TILING, WIDE_TILING = (64, 4, 2), (32, 2, 3)
 """For queries of 32 bits, larger heads and larger groups, for which one warp has no registers."""
 FEW_E4M3_TILING, E4M3_TILING = (128, 4, 2), (64, 2, 3)
 """For queries of 16 bits over a pool of e4m3, with heads of up to 128."""
@@ -75,6 +79,7 @@ def _paged_decode_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
+    WHOLE_GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -238,6 +243,7 @@ def _paged_decode_kernel(
                     value_scale,
                     NUM_HEADS,
                     GROUP,
+                    WHOLE_GROUP,
                     HEAD_DIM,
                     PADDED_DIM,
                     MERGED,
@@ -283,7 +289,9 @@ def paged_decode(
     num_heads, num_kv_heads = query.shape[1], cache.shape[2]
     group = num_heads // num_kv_heads
     query_norm, key_norm = (query, query) if new is None or new.norms is None else new.norms
-    keys_per_tile, num_warps, num_turns = tiling or _tiling(len(rows.items), query, group, converts=scales is not None)
+    keys_per_tile, num_warps, num_turns = tiling or _tiling(
+        len(rows.items), query, group, stores=new is not None, converts=scales is not None
+    )
     if new is None:  # a turn's blocks are looked up in that turn, which Triton does in as many stages before its copies
         constants = launch_constants(query, cache, soft_cap, keys_per_tile, num_turns)
         constants["num_stages"] = 2 * constants["num_stages"] + 1
@@ -317,8 +325,9 @@ def paged_decode(
         cache.stride(2),
         window or 0,
         NUM_KV_HEADS=num_kv_heads,
-        PADDED_GROUP=max(MIN_GROUP, triton.next_power_of_2(group)),
-        MERGED=MERGED_AT_ONCE,
+        WHOLE_GROUP=(whole_group := triton.next_power_of_2(group)),
+        PADDED_GROUP=max(MIN_GROUP, whole_group),
+        MERGED=_merged_at_once(whole_group, constants["PADDED_DIM"], num_warps),
         ITEM=ITEM,
         PREFIX_SHIFT=PREFIX_SHIFT,
         HAS_PREFIX=rows.has_prefix,
@@ -334,12 +343,17 @@ def paged_decode(
     )
 
 
-def _tiling(num_items: int, query: Tensor, group: int, *, converts: bool) -> Tiling:
+def _tiling(num_items: int, query: Tensor, group: int, *, stores: bool, converts: bool) -> Tiling:
     is_few = num_items <= FEW_ITEMS
     if converts and query.element_size() == 2 and query.shape[2] <= 128:
         return FEW_E4M3_TILING if is_few else E4M3_TILING
-    if is_few:
-        return FEW_TILING
     if query.element_size() > 2 or query.shape[2] > 128 or group > MIN_GROUP:
-        return WIDE_TILING
+        return FEW_WIDE_TILING if is_few else WIDE_TILING
+    if is_few:
+        return FEW_STORING_TILING if stores else FEW_TILING
     return MANY_TILING if num_items > MANY_ITEMS else TILING
+
+
+def _merged_at_once(whole_group: int, padded_dim: int, num_warps: int) -> int:
+    numbers = MERGED_NUMBERS if whole_group <= MIN_GROUP else MERGED_NUMBERS // 2
+    return max(1, min(MOST_MERGED, numbers * 32 * num_warps // (whole_group * padded_dim)))

@@ -57,34 +57,38 @@ def merge_parts(
     value_scale,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    WHOLE_GROUP: tl.constexpr,  # the power of two that holds GROUP
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    MERGED: tl.constexpr,
+    MERGED: tl.constexpr,  # parts that one turn fetches
 ):
-    """The result of a row from what its parts left."""
+    """The result of a row from what its parts left: all heads at once, so that each thread has columns of its own."""
+    member = tl.arange(0, WHOLE_GROUP)
     column = tl.arange(0, PADDED_DIM)
-    for one in tl.range(0, GROUP):
-        all_largest = tl.full([1], float("-inf"), tl.float32)
-        all_total = tl.zeros([1], tl.float32)
-        all_mixed = tl.zeros([PADDED_DIM], tl.float32)
-        for first_part in tl.range(0, num_parts, MERGED):
-            part = first_part + tl.arange(0, MERGED)
-            is_part = part < num_parts
-            at = (first_item + part) * NUM_HEADS + first_head + one
-            part_largest = tl.load(largest_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-            part_total = tl.load(total_ptr + at, mask=is_part, other=0.0, cache_modifier=".cg")
-            part_mixed = tl.load(
-                partial_ptr + at.to(tl.int64)[:, None] * HEAD_DIM + column[None, :],
-                mask=is_part[:, None] & (column < HEAD_DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            largest_now = tl.maximum(all_largest, tl.max(part_largest, 0))
-            reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
-            weights = tl.exp2(part_largest - reference)
-            carried = tl.exp2(all_largest - reference)
-            all_total = all_total * carried + tl.sum(part_total * weights, 0)
-            all_mixed = all_mixed * carried + tl.sum(part_mixed * weights[:, None], 0)
-            all_largest = largest_now
-        merged = (all_mixed * (value_scale / all_total)).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_at + one * HEAD_DIM + column, merged, mask=column < HEAD_DIM)
+    is_member = member < GROUP
+    is_real = is_member[:, None] & (column < HEAD_DIM)[None, :]
+    all_largest = tl.full([WHOLE_GROUP], float("-inf"), tl.float32)
+    all_total = tl.zeros([WHOLE_GROUP], tl.float32)
+    all_mixed = tl.zeros([WHOLE_GROUP, PADDED_DIM], tl.float32)
+    for first_part in tl.range(0, num_parts, MERGED):
+        part = first_part + tl.arange(0, MERGED)
+        at = (first_item + part)[:, None] * NUM_HEADS + first_head + member[None, :]
+        is_part = (part < num_parts)[:, None] & is_member[None, :]
+        part_largest = tl.load(largest_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+        part_total = tl.load(total_ptr + at, mask=is_part, other=0.0, cache_modifier=".cg")
+        part_mixed = tl.load(
+            partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_DIM + column[None, None, :],
+            mask=(part < num_parts)[:, None, None] & is_real[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        largest_now = tl.maximum(all_largest, tl.max(part_largest, 0))
+        reference = tl.where(largest_now == float("-inf"), 0.0, largest_now)
+        weights = tl.exp2(part_largest - reference[None, :])
+        carried = tl.exp2(all_largest - reference)
+        all_total = all_total * carried + tl.sum(part_total * weights, 0)
+        all_mixed = all_mixed * carried[:, None] + tl.sum(part_mixed * weights[:, :, None], 0)
+        all_largest = largest_now
+    factor = value_scale / tl.where(is_member, all_total, 1.0)
+    merged = (all_mixed * factor[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_at + member[:, None] * HEAD_DIM + column[None, :], merged, mask=is_real)

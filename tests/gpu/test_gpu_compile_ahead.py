@@ -32,26 +32,22 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield found
 
 
-def test_what_is_missing_is_compiled_but_not_launched(missing: list[str]) -> None:
+def test_what_is_missing_is_compiled_and_nothing_is_launched(missing: list[str]) -> None:
     x = torch.zeros(1, dtype=torch.int32, device="cuda")
     shares: list[float] = []
+    _add_kernel[(1,)](x, 5)
 
     with compiling_ahead(shares.append):
-        for amount in (1, 2, 3, 2):
+        for amount in (1, 2, 3, 2, 5):
             _add_kernel[(1,)](x, amount)
-    assert x.item() == 0
+    assert x.item() == 5, "it might have computed with what another has not"
     assert len(shares) == 3 and shares[-1] == 1.0
     num_compiled = len(missing)
 
     for amount in (1, 2, 3):
         _add_kernel[(1,)](x, amount)
-    assert x.item() == 6
+    assert x.item() == 11
     assert len(missing) == num_compiled
-
-    with compiling_ahead(shares.append):
-        _add_kernel[(1,)](x, 1)
-    assert x.item() == 7, "what is compiled is launched"
-    assert len(shares) == 3
 
 
 def test_a_kernel_that_cannot_be_compiled_says_so_when_it_is_launched() -> None:
