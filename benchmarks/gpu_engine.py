@@ -48,6 +48,8 @@ from octavo.common.messages.generation import (
 from octavo.common.runtime import Stop
 
 STALL_CAUSES = ("credits", "admission", "swap")
+MIN_STEADY_STEPS = 50
+"""Of all rows at once, below which their idle time is chance."""
 
 
 @dataclass
@@ -209,7 +211,7 @@ def report(name: str, requests: list[Progress], facts: dict[str, float], limits:
     print(f"     {facts['num_preemptions']:.0f} preemptions, stalls: {', '.join(stalls) or 'none'}", flush=True)
     workload = [(request.prompt, request.num_output) for request in requests]
     yield gpu_limits.figure_of(name, statistics.median(tpot_ms), num_tokens / seconds, workload, limits)
-    if facts.get("steady_steps"):
+    if facts.get("steady_steps", 0) >= MIN_STEADY_STEPS:
         busy, idle, steps = facts["steady_busy_s"], facts["steady_idle_s"], facts["steady_steps"]
         print(
             f"     steady: {steps:.0f} steps of {len(requests)} rows in {facts['steady_s']:.2f} s, GPU busy "
