@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Position, expect
 
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from support.explanations import EXPLANATION
 from support.lively_services import LivelyPool, request_id_of
 from support.running_gateway import says

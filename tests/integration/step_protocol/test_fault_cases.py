@@ -7,7 +7,7 @@ import random
 import pytest
 
 from octavo.common.messages.kv import TransferDirection
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.host_pool import HostState
 from octavo.kvmanager.transfers import Purpose
 from octavo.scheduler.core_settings import CoreSettings

@@ -7,7 +7,8 @@ import pytest
 from octavo.common.block_hash import BlockHasher, BlockKey, TokenChain
 from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import InternalError, ProtocolError
-from octavo.kvmanager.block_pool import BlockPool, BlockState
+from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.block_state import BlockState
 
 
 def key(token_id: int) -> BlockKey:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.inspection import (
     PrefixNode,
     TableView,

@@ -7,7 +7,7 @@ import random
 import time
 from array import array
 
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.pool_watch import SLICE_SIZE, PoolFrame, PoolWatch, watch_pool
 from support.pools import DrivenPool, tokens
 

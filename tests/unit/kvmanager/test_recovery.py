@@ -19,7 +19,7 @@ from octavo.common.messages.kv import (
     Publication,
     Release,
 )
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.catalogue import CatalogueFolder
 from octavo.kvmanager.ledger import violations
 from octavo.kvmanager.pool import Pool, PoolSettings

@@ -12,6 +12,7 @@ from octavo.common.messages.kv import BlockCopy, Transfer, TransferDirection
 from octavo.common.messages.step import OpenSlot, StepPlan, TableDelta
 from octavo.worker.block_transfers import new_transfers
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.transfer_check import independent_copies
 from support.runner_driver import RunnerDriver, make_runner
 from support.tiny_models import TinyModel
 
@@ -134,3 +135,12 @@ def test_on_a_gpu_a_copy_waits_for_the_writer_and_the_next_writer_for_the_copy()
         transfers.to_device([transfer(TO_DEVICE, 3, 1, 2, transfer_id=100 + round_no)])
         assert set(transfers.finished(wait=True).transfer_ids) == {round_no, 100 + round_no}
         assert pool[3].eq(round_no).all()
+
+
+def test_copies_come_together_if_none_touches_a_block_of_another() -> None:
+    copies = [BlockCopy(source, target) for source, target in ((0, 1), (2, 3), (1, 4), (5, 6), (6, 7), (8, 6))]
+
+    together = list(independent_copies(copies))
+
+    assert together == [copies[:2], copies[2:4], copies[4:5], copies[5:]]
+    assert list(independent_copies([])) == []

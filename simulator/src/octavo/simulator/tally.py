@@ -6,7 +6,7 @@ from collections import Counter
 
 from octavo.common.messages.kv import DeclarePool, KvReply, KvRequest, TransferDirection, Verdict, WaitReason
 from octavo.common.messages.step import RowFlag, StepPlan
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.pool import Pool
 from octavo.scheduler.stats import SchedulerStats
 

@@ -11,7 +11,8 @@ from octavo.common.codecs.arrays import pack_int32
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import Admission, Admitted, MissReason, PrefixMiss, Verdict, WaitReason
 from octavo.kvmanager.arrivals import STEP_TOKENS, ArrivalBook, Arrived
-from octavo.kvmanager.block_pool import BlockPool, BlockState
+from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.block_table import BlockTables
 from octavo.kvmanager.host_tier import HostTier
 from octavo.kvmanager.stats import KvStats

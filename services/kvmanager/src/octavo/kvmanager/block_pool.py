@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import cast
@@ -10,6 +9,7 @@ from typing import cast
 from octavo.common.block_hash import UNKNOWN_KEY, BlockKey, digest_of
 from octavo.common.errors import InternalError, ProtocolError
 from octavo.common.messages.kv import PoolCounts
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.catalogue import Catalogue
 from octavo.kvmanager.eviction import Evicted, SegmentedLru
 from octavo.kvmanager.miss_reasons import FLUSHED, PrefixHistory
@@ -23,27 +23,8 @@ PROTECTED_SHARE = 0.8
 _LOOKUPS_AT_ONCE = 64
 
 
-class BlockState(enum.IntEnum):
-    """Where a block is."""
-
-    FREE = 0
-    GRANTED = 1
-    ACTIVE = 2
-    CACHED = 3
-    QUARANTINED = 4
-    TRANSFERRING = 5
-
-
 class BlockPool:
-    """Hands out KV blocks and takes them back. Every block is in exactly one state:
-
-        free         in no table, no key                   handed out first, most recently freed first
-        granted      a credit of the scheduler, no key     becomes active when spent, free when returned
-        active       ref_count >= 1                        never handed out
-        cached       ref_count == 0, has a key             handed out last, see SegmentedLru
-        quarantined  ref_count == 0, fence not yet open    never handed out; found by its key if it has one
-        transferring source (ref_count == 0) or target of  never handed out, never found
-                     a copy from or to the host
+    """Hands out KV blocks and takes them back. Every block is in exactly one BlockState.
 
     Most recently freed first keeps the memory that is touched small: a worker's pool may be mapped lazily.
 
@@ -77,9 +58,7 @@ class BlockPool:
         self.keeps_evicted = False
         """Evicted blocks are put aside for `take_evicted`."""
         self._evicted: list[Evicted] = []
-        self._num_active = 0
-        self._num_quarantined = 0
-        self._num_transferring = 0
+        self._num_active = self._num_quarantined = self._num_transferring = 0
 
     def counts(self, host_free: int = 0, host_swapped: int = 0, host_cached: int = 0) -> PoolCounts:
         """Blocks by state, beside those of the host, which are counted elsewhere."""

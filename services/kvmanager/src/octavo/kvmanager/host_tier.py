@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from octavo.common.block_hash import BlockKey, TokenChain
 from octavo.common.errors import ProtocolError
 from octavo.common.messages.kv import SwapIn, SwapOut, SwappedIn, SwappedOut, Verdict, WaitReason
-from octavo.kvmanager.block_pool import BlockPool, BlockState
+from octavo.kvmanager.block_pool import BlockPool
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.block_table import BlockTable, BlockTables
 from octavo.kvmanager.host_pool import HostPool
 from octavo.kvmanager.stats import KvStats

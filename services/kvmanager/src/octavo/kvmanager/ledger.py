@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.common.block_hash import BlockKey
 from octavo.common.messages.kv import PoolCounts
-from octavo.kvmanager.block_pool import BlockState
+from octavo.kvmanager.block_state import BlockState
 from octavo.kvmanager.host_ledger import HostBooks, host_books, judge_host
 from octavo.kvmanager.pool import Pool
 from octavo.kvmanager.transfers import Purpose

@@ -44,7 +44,7 @@ from octavo.worker.step_columns import (
     token_columns,
 )
 from octavo.worker.step_graphs import GraphKey, Step, StepGraphs
-from octavo.worker.transfer_check import check_transfers, move_blocks
+from octavo.worker.transfer_check import check_transfers, independent_copies, move_blocks
 
 NUM_PINNED = 6
 """Steps whose inputs may be on their way: the deepest pipeline, and some to spare."""
@@ -213,19 +213,10 @@ class GpuRunner(Runner):
             append_to_tables(self._attention.tables, *self._buffer.send([places[part], block_ids[part]]))
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """In order; those that depend on none before them go together."""
-        wave: list[BlockCopy] = []
-        touched: set[int] = set()
-        for copy in [*copies, None]:
-            if copy is None or copy.source_id in touched or copy.target_id in touched:
-                if wave:
-                    sources = np.array([one.source_id for one in wave], dtype=np.int32)
-                    targets = np.array([one.target_id for one in wave], dtype=np.int32)
-                    copy_blocks(self._pool_words, *self._buffer.send([sources, targets]))
-                wave, touched = [], set()
-            if copy is not None:
-                wave.append(copy)
-                touched |= {copy.target_id, copy.source_id}
+        for together in independent_copies(copies):
+            sources = np.array([one.source_id for one in together], dtype=np.int32)
+            targets = np.array([one.target_id for one in together], dtype=np.int32)
+            copy_blocks(self._pool_words, *self._buffer.send([sources, targets]))
 
     def _is_decode(self, plan: StepPlan) -> bool:
         """Each row is one token, draws at most one, and tells nothing of a prompt."""

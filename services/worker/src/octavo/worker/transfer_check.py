@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -66,6 +66,20 @@ def move_blocks(
     for transfer in to_device:
         for block_id, generation in zip(transfer.device_ids, transfer.generations, strict=True):
             tables.renew(block_id, generation)
+
+
+def independent_copies(copies: Iterable[BlockCopy]) -> Iterator[list[BlockCopy]]:
+    """All copies in order; those come together of which none touches a block of another."""
+    together: list[BlockCopy] = []
+    touched: set[int] = set()
+    for copy in copies:
+        if touched & {copy.source_id, copy.target_id}:
+            yield together
+            together, touched = [], set()
+        together.append(copy)
+        touched |= {copy.source_id, copy.target_id}
+    if together:
+        yield together
 
 
 def _check_shape(transfer: Transfer, num_blocks: int, num_host_blocks: int) -> None:
