@@ -17,6 +17,9 @@ log = structlog.get_logger()
 
 Progress = Callable[[float], None]
 
+MAX_THREADS = 16
+"""More gain little: some fifty kernels are missing at most."""
+
 
 @contextmanager
 def compiling_ahead(progress: Progress = lambda share: None) -> Iterator[None]:
@@ -37,7 +40,7 @@ def compiling_ahead(progress: Progress = lambda share: None) -> Iterator[None]:
             compiled.result(ignore_errors=True)  # so that it is found at once from now on
 
     with (
-        ThreadPoolExecutor(os.cpu_count(), "compile") as threads,
+        ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "compile") as threads,
         AsyncCompileMode(threads, ignore_errors=True) as mode,
     ):
         JITFunction.run = compile_only
