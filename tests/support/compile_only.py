@@ -12,6 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 
 from octavo.worker.kernels.compile_ahead import compiling_ahead
 from octavo.worker.kernels.decode_rows import ITEM, DecodeRows, make_scratch
@@ -47,7 +48,12 @@ def main() -> None:
     hopper: Any = _Hopper()
     driver.set_active(hopper)
     torch.cuda.is_available = lambda: True
-    CompiledKernel.run = property(lambda kernel: loaded.append(kernel.metadata.name))
+
+    def load(kernel: CompiledKernel) -> None:
+        loaded.append(kernel.metadata.name)
+        raise OutOfResources(2**20, 2**18, "shared memory")  # which is for the launch to say
+
+    CompiledKernel.run = property(load)
     with compiling_ahead(shares.append):
         for num_items in (20, 100, 600, 20):
             launch(num_items)

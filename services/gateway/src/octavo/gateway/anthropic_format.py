@@ -34,17 +34,17 @@ class MessageFormat:
         self._has_calls = False
         self._last = Delta("", [], None, None)
 
-    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
+    def start(self, usage: dict[str, Any]) -> bytes:
         message: dict[str, Any] = {
             **self._message,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(usage()),
+            "usage": _usage(usage),
         }
         return sse.named_event({"type": "message_start", "message": message}) + sse.named_event({"type": "ping"})
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: Delta, usage: Callable[[], dict[str, Any]]) -> bytes:
         self._last = delta
         return b"".join([self._events(part) for part in parts_of(self._reader, delta)])
 

@@ -45,28 +45,27 @@ class ChatFormat:
         self._reading = None if chat.reading.is_plain else chat.reading
         self._messages: dict[int, ChatDeltas] = {}
         self._tells_usage = bool(options and options.continuous_usage_stats)
-        self._usage: Callable[[], dict[str, Any]] | None = None
-        """Tells the token counts that each chunk is to have."""
         self._is_bare = not (self._has_logprobs or self._has_token_ids or self._tells_usage)
         """Nothing stands beside the text of a choice."""
         self._echoed = _echoed(request)
         self._texts: dict[int, sse.TextEvents] = {}
         """By choice, what is written around a text and nothing else."""
 
-    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
-        self._usage = usage if self._tells_usage else None
+    def start(self, usage: dict[str, Any]) -> bytes:
         return b""
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: Delta, usage: Callable[[], dict[str, Any]]) -> bytes:
         if delta.finish_reason is None and (texts := self._texts.get(choice)) is not None:
             return texts.event(delta.text)
+        usage_now = usage() if self._tells_usage else None
         if choice in self._begun:
-            return self._chunk(choice, delta)
+            return self._chunk(choice, delta, usage_now)
         # The official client's accumulating helper needs choice 0 first.
         earlier = [other for other in range(choice) if other not in self._begun]
-        return b"".join([*(self._chunk(other, _NOTHING) for other in earlier), self._chunk(choice, delta)])
+        before = b"".join([self._chunk(other, _NOTHING, usage_now) for other in earlier])
+        return before + self._chunk(choice, delta, usage_now)
 
-    def _chunk(self, choice: int, delta: Delta) -> bytes:
+    def _chunk(self, choice: int, delta: Delta, usage: dict[str, Any] | None) -> bytes:
         is_first = choice not in self._begun
         if self._reading is not None:
             message = self._messages.setdefault(choice, ChatDeltas(self._reading.reader()))
@@ -89,10 +88,9 @@ class ChatFormat:
             if self._is_bare and self._reading is None:
                 content_of_text = {"content": sse.TEXT}
                 self._texts[choice] = frame.texts(self._choice(choice, "delta", content_of_text, _NOTHING, None))
-        return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason), self._usage and self._usage())
+        return frame.chunk(self._choice(choice, "delta", content, delta, finish_reason), usage)
 
     async def end(self, usage: dict[str, Any]) -> bytes:
-        self._usage = None  # or this and the generation would keep each other alive
         return self._frame.end(usage)
 
     def texts(self, choice: int) -> sse.TextEvents | None:

@@ -70,27 +70,23 @@ class CompletionFormat:
         self._name = token_namer(pieces, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
         self._tells_usage = bool(options and options.continuous_usage_stats)
-        self._usage: Callable[[], dict[str, Any]] | None = None
-        """Tells the token counts that each chunk is to have."""
         self._is_bare = not (self._has_logprobs or self._has_token_ids or self._tells_usage)
         """Nothing stands beside the text of a choice."""
         self._texts: dict[int, sse.TextEvents] = {}
         """By choice, what is written around a text and nothing else."""
 
-    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
-        self._usage = usage if self._tells_usage else None
+    def start(self, usage: dict[str, Any]) -> bytes:
         return b""
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: Delta, usage: Callable[[], dict[str, Any]]) -> bytes:
         if not self._is_bare or delta.finish_reason is not None:
-            return self._frame.chunk(self._choice(choice, delta), self._usage and self._usage())
+            return self._frame.chunk(self._choice(choice, delta), usage() if self._tells_usage else None)
         texts = self._texts.get(choice)
         if texts is None:
             texts = self._texts[choice] = self._frame.texts(self._choice(choice, Delta(sse.TEXT, (), None, None)))
         return texts.event(delta.text)
 
     async def end(self, usage: dict[str, Any]) -> bytes:
-        self._usage = None  # or this and the generation would keep each other alive
         return self._frame.end(usage)
 
     def texts(self, choice: int) -> sse.TextEvents | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 from starlette.types import Send
@@ -19,7 +20,7 @@ class EventWriter:
     """Owns what stands around the texts of each choice. What it keeps for a token is little, so that many streams stay
     in the processor's caches."""
 
-    __slots__ = ("_answer_format", "_generation", "_outputs", "_run", "_send", "_texts", "_write_chunk")
+    __slots__ = ("_answer_format", "_generation", "_outputs", "_run", "_send", "_texts", "_usage", "_write_chunk")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class EventWriter:
         self._run, self._generation, self._answer_format = run, generation, answer_format
         self._send, self._write_chunk = send, write_chunk
         self._outputs = run.outputs
+        self._usage = partial(run.usage, generation)
         self._texts: list[TextEvents | None] = [None] * len(run.outputs)
 
     def write(self, events: Events) -> Awaitable[None] | None:
@@ -46,7 +48,7 @@ class EventWriter:
         """What the events bring, as it is to be written."""
         chunk = b""
         for choice, delta in self._run.take(events, self._generation):
-            chunk += self._answer_format.chunk(choice, delta)
+            chunk += self._answer_format.chunk(choice, delta, self._usage)
             self._texts[choice] = self._answer_format.texts(choice)
         return chunk
 

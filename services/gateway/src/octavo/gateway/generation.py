@@ -95,7 +95,8 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        self._parts, self._writer = [], None  # or this and they would keep each other alive
+        # Or this and they would keep each other alive; an error by the frames that it went through.
+        self._parts, self._writer, self._error = [], None, None
 
     def __aiter__(self) -> Generation:
         return self

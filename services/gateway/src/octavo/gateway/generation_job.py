@@ -22,10 +22,10 @@ counts as another token."""
 class AnswerFormat(Protocol):
     """How a route writes its answers. One object per request."""
 
-    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
-        """The events of a stream before the first one of any choice; `usage` tells the token counts at any time."""
+    def start(self, usage: dict[str, Any]) -> bytes:
+        """The events of a stream before the first one of any choice; `usage` are the token counts."""
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: Delta, usage: Callable[[], dict[str, Any]]) -> bytes:
         """The events for what is new of one choice; empty if that shows nothing."""
 
     async def end(self, usage: dict[str, Any]) -> bytes:

@@ -99,7 +99,7 @@ class GenerationResponse(Response):
                 chunk = b""
                 if not self._has_begun:
                     await self._begin(send, b"text/event-stream; charset=utf-8")
-                    chunk = answer_format.start(lambda: run.usage(generation))
+                    chunk = answer_format.start(run.usage(generation))
                 output = writer.chunk(events)
                 if chunk := chunk + output:
                     await writer.send(chunk)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 MAX_HEAD_BYTES = 64 * 2**10
 """Of the request line and headers; one read from the socket may come on top."""
@@ -26,6 +30,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _is_in_body = False
     _rest_timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
+    """The request that is being answered, or was last; those read after it wait in `pipeline`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,10 +41,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_ends()
         self._body_ends()
         super().connection_lost(exc)
-        if self.scope is not None:
-            self.scope["state"].pop("write_chunk", None)
-        # Or this and its request would keep each other alive.
-        self.scope = self.cycle = None  # type: ignore[assignment]
+        if (answered := self._answered) is not None:
+            # The base class tells the request that was read last, which may wait behind this one.
+            answered.disconnected = answered.disconnected or not answered.response_complete
+            answered.message_event.set()
+            answered.scope["state"].pop("write_chunk", None)
+        # Or this and its requests would keep each other alive.
+        self.pipeline.clear()
+        self.scope = self.cycle = self._answered = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -51,6 +61,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["write_chunk"] = self._write_chunk
         self._head_begins()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
         self._head_ends()

@@ -70,7 +70,7 @@ class RequestContextMiddleware:
             if status == 0:
                 await error_response(Request(scope), report_of(error))(scope, receive, send_with_id)
         finally:
-            del state["send_body"]  # or the request would keep itself alive
+            state.pop("send_body", None)  # or the request would keep itself alive
         if state.get("client_is_gone"):
             status = CLIENT_GONE_STATUS
         self._record(scope, request_id, status, time.perf_counter() - received_s)

@@ -71,13 +71,13 @@ class ResponseFormat:
             "user": request.user,
         }
 
-    def start(self, usage: Callable[[], dict[str, Any]]) -> bytes:
+    def start(self, usage: dict[str, Any]) -> bytes:
         return self._events(
             {"type": event_type, "response": self._response}
             for event_type in ("response.created", "response.in_progress")
         )
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: Delta, usage: Callable[[], dict[str, Any]]) -> bytes:
         self._finish_reason = delta.finish_reason
         return self._events(self._grow(delta))
 

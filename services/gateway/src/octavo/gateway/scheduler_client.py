@@ -388,8 +388,11 @@ class SchedulerClient:
             if self._is_away_for_long:
                 reason = f"no scheduler to serve this within {self._recovery_timeout_s} s: {self.why_not_ready}"
                 self._fail_waiting(NotReadyError(reason))
-            for generation in {part.generation for part in self._parts.values() if part.is_sent}:
-                limit_s = self._token_timeout_s if generation.must_give_tokens else self._queue_timeout_s
-                if now_s - generation.last_news_s > limit_s:
-                    state = "gave no token" if generation.is_started else "found no room for the prompt"
-                    generation.fail(NotReadyError(f"the scheduler {state} within {limit_s} s"))
+            self._fail_overdue(now_s)
+
+    def _fail_overdue(self, now_s: float) -> None:
+        for generation in {part.generation for part in self._parts.values() if part.is_sent}:
+            limit_s = self._token_timeout_s if generation.must_give_tokens else self._queue_timeout_s
+            if now_s - generation.last_news_s > limit_s:
+                state = "gave no token" if generation.is_started else "found no room for the prompt"
+                generation.fail(NotReadyError(f"the scheduler {state} within {limit_s} s"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -52,6 +52,7 @@ def compiling_ahead(progress: Progress = lambda share: None) -> Iterator[None]:
             if error := future.exception():
                 log.warning("a kernel was not compiled ahead", error=repr(error))
             progress(num_done / len(mode.raw_futures))
-    for kernel in mode.future_kernels.values():
-        if kernel.kernel is not None:
-            kernel.kernel.run  # noqa: B018  (loads it)
+    for compiled in mode.future_kernels.values():
+        if compiled.kernel is not None:
+            with suppress(Exception):  # its next launch raises it again
+                compiled.kernel.run  # noqa: B018  (loads it)
