@@ -66,9 +66,7 @@ def load_gpu_runner(
     log.info("KV pool allocated", num_host_blocks=num_host_blocks, seconds=round(time.perf_counter() - started, 1))
     if model.can_capture:
         progress("compiling kernels 0 %")
-        started = time.perf_counter()
         runner.compile_steps(lambda share: progress(f"compiling kernels {int(100 * share)} %"))
-        log.info("kernels compiled", seconds=round(time.perf_counter() - started, 1))
         started = time.perf_counter()
         runner.capture_graphs(lambda share: progress(f"capturing graphs of steps {int(100 * share)} %"))
         torch.cuda.empty_cache()

@@ -15,14 +15,12 @@ from triton.runtime.jit import JITFunction
 
 log = structlog.get_logger()
 
-Progress = Callable[[float], None]
-
 MAX_THREADS = 16
 """More gain little: some fifty kernels are missing at most."""
 
 
 @contextmanager
-def compiling_ahead(progress: Progress = lambda share: None) -> Iterator[None]:
+def compiling_ahead(progress: Callable[[float], None] = lambda share: None) -> Iterator[None]:
     """Within it kernels are not launched: threads compile those that are not compiled yet.
 
     So nothing that they would compute is there, and what torch computes of it means nothing. At the end all are
