@@ -18,7 +18,6 @@ NEW_OBJECTS_WHEN_BUSY = 500_000
 
 async def collect_between_requests(num_open_requests: Callable[[], int]) -> NoReturn:
     """Take the place of Python's own collections until cancelled. What is alive now is never searched again."""
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:
